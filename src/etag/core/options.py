@@ -1,0 +1,67 @@
+"""Typed options. An unknown or bad key is an error before anything heavy starts."""
+
+from typing import Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+
+class Options(BaseModel):
+    """Base of all option groups: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class TrainOptions(Options):
+    """How one network is trained: optimiser, schedule, length. The defaults are the paper's, for its solver."""
+
+    epochs: PositiveInt = 100
+    steps: PositiveInt | None = Field(None, description="length in optimiser steps; replaces `epochs`")
+    batch_size: PositiveInt = Field(128, description="images per step over all processes together")
+    drop_last: bool = Field(True, description="leave out the short last batch of an epoch, if there is a full one")
+    optimiser: Literal["adam", "sgd"] = "adam"
+    lr: PositiveFloat = Field(1e-3, description="learning rate; the peak for `onecycle`")
+    weight_decay: NonNegativeFloat = Field(2e-4, description="L2 penalty, coupled as in Adam's original form")
+    momentum: NonNegativeFloat = Field(0.9, description="of SGD")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="of Adam")
+    schedule: Literal["constant", "step", "cosine", "onecycle", "plateau"] = "step"
+    decay_every: PositiveInt = Field(30, description="`step`: epochs between two decays")
+    decay: PositiveFloat = Field(0.1, description="`step` and `plateau`: factor of a decay")
+    warmup: float = Field(0.3, gt=0, lt=1, description="`onecycle`: share of the steps spent rising")
+    patience: PositiveInt = Field(5, description="`plateau`: epochs without improvement before a decay")
+    min_lr: NonNegativeFloat = Field(1e-4, description="`plateau`: training stops when the rate falls below")
+    validation: float = Field(0.0, ge=0, lt=1, description="share of each class held out; `plateau` watches it")
+    clip_norm: PositiveFloat | None = Field(None, description="largest global norm of the gradient")
+    clip_value: PositiveFloat | None = Field(None, description="largest absolute value of a gradient entry")
+    base: dict[str, Any] = Field(default_factory=dict, description="other values of these options, for the base task")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError("clip_norm and clip_value exclude each other")
+        if self.base:
+            if "base" in self.base:
+                raise ValueError("base can not hold another base")
+            self.for_task(0)
+        return self
+
+    def for_task(self, index: int) -> Self:
+        """The options in force for one task."""
+        plain = self.model_dump(exclude={"base"})
+        return type(self).model_validate(plain | self.base if index == 0 else plain)
+
+
+class RuntimeOptions(Options):
+    """Where and in which precision a run computes; never changes what it computes."""
+
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    devices: PositiveInt = 1
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    threads: PositiveInt | None = Field(None, description="CPU threads; None leaves the choice to PyTorch")

@@ -1,0 +1,50 @@
+"""What a solver says about a batch, and who asks for which part of it."""
+
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+V = TypeVar("V")
+
+
+class Need(Flag):
+    """Parts of a forward pass. Terms declare theirs; the union is computed once."""
+
+    NOTHING = 0
+    FEATURE = auto()  # the pooled feature of the images themselves
+    LOGITS = auto()  # the head's outputs for the images themselves
+    VIEW_FEATURES = auto()  # the pooled feature of every view
+    STAGES = auto()  # the map after every stage, of every view
+    AUXILIARY = auto()  # the auxiliary classifiers' outputs, of every view
+
+
+@dataclass
+class Outputs:
+    """One forward pass. Rows of views are image by image: view r of image k is row k * views + r."""
+
+    feature: Tensor | None = None
+    logits: Tensor | None = None
+    view_features: Tensor | None = None
+    stages: list[Tensor] = field(default_factory=list)
+    auxiliary: list[Tensor] = field(default_factory=list)
+
+
+def needed(value: V | None) -> V:
+    """A part of Outputs that was asked for: its absence is a mistake in our code, not the user's."""
+    if value is None:
+        raise RuntimeError("this output was not asked for: declare it in the term's or predictor's need")
+    return value
+
+
+class Predictor(Protocol):
+    """A pure map from Outputs to scores over classes, with its own saved state."""
+
+    need: Need
+
+    def __call__(self, outputs: Outputs) -> Tensor:
+        """Scores, one row an image, one column a class; the highest one is the answer."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What must be kept to predict again."""

@@ -1,0 +1,49 @@
+"""Names to things: methods, backbones and data sources register themselves, one file each."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from etag.core.errors import EtagError, choose
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A named collection that fills itself by importing every module of one package on first use."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self._package = package
+        self._items: dict[str, T] = {}
+        self._loaded = False
+
+    def add(self, name: str) -> Callable[[T], T]:
+        """Decorator: register what follows under `name`."""
+
+        def register(item: T) -> T:
+            if name in self._items and self._items[name] is not item:
+                raise EtagError(f"two {self.kind}s are called '{name}': give one another name.")
+            self._items[name] = item
+            return item
+
+        return register
+
+    def __getitem__(self, name: str) -> T:
+        self._load()
+        if name not in self._items:
+            raise choose(self.kind, name, self._items)
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(sorted(self._items))
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        package = importlib.import_module(self._package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self._package}.{module.name}")

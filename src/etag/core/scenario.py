@@ -1,0 +1,83 @@
+"""Tasks: what a learner is given, one after the other."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+class ImageSet(Protocol):
+    """Labelled images that can be read by index, as uint8 of shape (n, channels, height, width)."""
+
+    labels: Tensor
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Tensor) -> Tensor:
+        """The images of these rows."""
+
+    def select(self, rows: Tensor) -> Self:
+        """A set of these rows only."""
+
+    def join(self, others: "list[Self]") -> Self:
+        """One set of this and the others, in order."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of a scenario. Labels count the classes in the order they arrive: old ones 0 .. old - 1."""
+
+    index: int
+    old: int
+    new: int
+    train: ImageSet
+    test: ImageSet
+    base: int = 0  # classes of the first task
+
+    @property
+    def seen(self) -> int:
+        """Classes known once this task is learnt."""
+        return self.old + self.new
+
+    def holding_out(self, share: float) -> "tuple[Task, ImageSet | None]":
+        """This task without the last `share` of every class, and that share (None if it is empty)."""
+        if share == 0:
+            return self, None
+        kept, held = [], []
+        for label in self.train.labels.unique():
+            rows = (self.train.labels == label).nonzero().flatten()
+            cut = len(rows) - round(share * len(rows))
+            kept.append(rows[:cut])
+            held.append(rows[cut:])
+        train = self.train.select(torch.cat(kept).sort().values)
+        return replace(self, train=train), self.train.select(torch.cat(held).sort().values)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An ordered list of tasks, with what is known of the data as a whole."""
+
+    name: str
+    split: str
+    tasks: tuple[Task, ...]
+    classes: tuple[str, ...]  # names, in the order of labels
+    channels: int
+    size: int
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def classes_per_task(self) -> list[int]:
+        """How many classes each task brings."""
+        return [task.new for task in self.tasks]
+
+    def with_past(self, task: Task) -> Task:
+        """The task with the training images of all tasks up to it (for Joint, the oracle)."""
+        first, *later = (t.train for t in self.tasks[: task.index + 1])
+        return replace(task, train=first.join(later))

@@ -1,0 +1,125 @@
+"""What the engine can do for a method: train a Phase, run a Sweep."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from etag.core.options import TrainOptions
+from etag.core.outputs import Need, Outputs
+from etag.core.random import Draws
+
+
+class Batch:
+    """One step's input on one process: its rows of the global batch, and that step's random draws.
+
+    Not a dataclass: Fabric copies dataclasses field by field on their way into a module.
+    """
+
+    __slots__ = ("draws", "inputs", "labels", "total")
+
+    def __init__(self, inputs: Tensor, labels: Tensor, draws: Draws, total: int) -> None:
+        self.inputs = inputs  # normalised images, or features
+        self.labels = labels
+        self.draws = draws
+        self.total = total  # rows of the global batch
+
+
+class Batches(Protocol):
+    """A source of batches that can be entered at any epoch and gives the same batches each time."""
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+
+    def epoch(self, index: int) -> Iterator[Batch]:
+        """The batches of one epoch."""
+
+
+Terms = dict[str, Tensor]  # named, weighted; their sum is the loss
+
+
+@dataclass(frozen=True)
+class Step:
+    """All that a term may look at."""
+
+    batch: Batch
+    student: Outputs
+    teacher: Outputs
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss term; `compute` is pure maths on what the two networks said."""
+
+    name: str
+    compute: Callable[[Step], Tensor]
+    weight: float = 1.0
+    student: Need = Need.NOTHING
+    teacher: Need = Need.NOTHING
+
+
+@dataclass(frozen=True)
+class Player:
+    """Parameters that are stepped together. A GAN phase has two; most phases have one."""
+
+    parameters: list[nn.Parameter]
+    name: str = ""  # passed to the module as `player` when the phase has several
+    every: int = 1  # steps from one turn to the next
+    training: TrainOptions | None = None  # where it differs from the phase's
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Something to train: one module whose forward(batch) returns the named terms.
+
+    Everything that enters the loss is computed in that forward, so DDP and autocast see all of it. Parameters of
+    the module that belong to no player are frozen while the phase runs. Building a phase draws nothing and
+    changes nothing: on resume, finished phases are built again and skipped by name.
+    """
+
+    name: str
+    module: nn.Module
+    batches: Batches
+    players: tuple[Player, ...]
+    training: TrainOptions
+    batch_norm: Literal["train", "frozen"] = "train"  # whether statistics follow the data
+    validation: Batches | None = None  # watched by the plateau schedule
+
+    @property
+    def steps(self) -> int:
+        """Length in optimiser steps."""
+        return self.training.steps or self.training.epochs * len(self.batches)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A deterministic pass without an optimiser step; its result is gathered over all processes.
+
+    The module, in evaluation mode, maps a batch to named tensors. `concat` keeps their rows in the order of the
+    data; `sum` adds them up.
+    """
+
+    name: str
+    module: nn.Module
+    batches: Batches
+    epochs: int = 1
+    reduce: Literal["concat", "sum"] = "concat"
+    gradients: bool = False
+
+
+# A method yields its work piece by piece and is sent each sweep's result.
+Plan = Generator[Phase | Sweep, Any, None]
+
+
+class Listener(Protocol):
+    """Hears what the engine does: progress bars and logs."""
+
+    def started(self, name: str, steps: int, epochs: int) -> None:
+        """A phase or sweep begins."""
+
+    def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
+        """Some steps were made: `terms` are those of the last one, `rows` the images since the last call."""
+
+    def finished(self, name: str, seconds: float) -> None:
+        """It ended."""

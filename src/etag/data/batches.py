@@ -1,0 +1,101 @@
+"""Sources of batches: images, and cached features. Both can be entered at any epoch."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from etag.core.errors import EtagError
+from etag.core.random import Draws, Placement, Stream
+from etag.core.scenario import ImageSet
+from etag.core.work import Batch
+from etag.data.preprocess import Preprocess
+
+
+class _Order:
+    """Which rows make up the batches of an epoch: shuffled or not, with or without the short last batch."""
+
+    def __init__(self, rows: int, size: int, stream: Stream, placement: Placement, shuffle: bool, drop_last: bool):
+        if shuffle and size % placement.world:
+            raise EtagError(
+                f"a batch of {size} can not be shared evenly by {placement.world} processes: "
+                "choose a batch_size that they divide."
+            )
+        self.rows, self.size = rows, size
+        # in training, equal shares: then the mean over processes is the mean over the batch
+        self.used = rows - rows % placement.world if shuffle else rows
+        if self.used == 0:
+            raise EtagError(f"{rows} images are too few to make a batch of for {placement.world} process(es).")
+        self.stream, self.placement = stream, placement
+        self.shuffle, self.drop_last = shuffle, drop_last and self.used >= size
+
+    def __len__(self) -> int:
+        return self.used // self.size if self.drop_last else -(-self.used // self.size)
+
+    def epoch(self, index: int) -> Iterator[tuple[Tensor, Draws, int]]:
+        """Per step: this process's rows, the step's draws, the rows of the global batch."""
+        order = torch.arange(self.rows)
+        if self.shuffle:
+            order = torch.randperm(self.rows, generator=self.stream.generator("order", index))
+        for step in range(len(self)):
+            rows = order[step * self.size : min((step + 1) * self.size, self.used)]
+            draws = Draws(self.stream.child("epoch", index, "step", step), self.placement)
+            yield rows[self.placement.share(len(rows))], draws, len(rows)
+
+
+class ImageBatches:
+    """Normalised images; augmented ones unless `augment` is off."""
+
+    def __init__(
+        self,
+        images: ImageSet,
+        preprocess: Preprocess,
+        size: int,
+        stream: Stream,
+        placement: Placement,
+        *,
+        augment: bool = True,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self._images, self._preprocess, self._augment = images, preprocess, augment
+        self._order = _Order(len(images), size, stream, placement, shuffle, drop_last)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def epoch(self, index: int) -> Iterator[Batch]:
+        """The batches of one epoch."""
+        device = self._order.placement.device
+        for rows, draws, total in self._order.epoch(index):
+            pixels = self._images.read(rows).to(device, non_blocking=True)
+            labels = self._images.labels[rows].to(device, non_blocking=True)
+            augment, normalise = self._preprocess.train, self._preprocess.normalise
+            yield Batch(augment(pixels, draws, total) if self._augment else normalise(pixels), labels, draws, total)
+
+
+class FeatureBatches:
+    """Cached features: `features` holds one or more passes over the same images, used in turn."""
+
+    def __init__(
+        self,
+        features: Tensor,  # (passes, images, feature)
+        labels: Tensor,
+        size: int,
+        stream: Stream,
+        placement: Placement,
+        *,
+        drop_last: bool = False,
+    ) -> None:
+        self._features, self._labels = features, labels
+        self._order = _Order(len(labels), size, stream, placement, True, drop_last)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def epoch(self, index: int) -> Iterator[Batch]:
+        """The batches of one epoch."""
+        features = self._features[index % len(self._features)]
+        for rows, draws, total in self._order.epoch(index):
+            rows = rows.to(features.device)
+            yield Batch(features[rows], self._labels[rows], draws, total)

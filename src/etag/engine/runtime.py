@@ -1,0 +1,69 @@
+"""Devices, precision and processes, through Lightning Fabric."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from etag.core.errors import EtagError
+from etag.core.options import RuntimeOptions
+from etag.core.random import Placement
+
+R = TypeVar("R")
+
+
+class Runtime:
+    """One process's view of the machine. Everything that differs between one CPU and many GPUs is in here."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+
+    @property
+    def placement(self) -> Placement:
+        """Device and share of this process."""
+        return Placement(self.fabric.device, self.fabric.global_rank, self.fabric.world_size)
+
+    @property
+    def leader(self) -> bool:
+        """Whether this process writes files and talks to the user."""
+        return bool(self.fabric.is_global_zero)
+
+    def gather_rows(self, rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Every process's list of results, put together entry by entry in the order of processes."""
+        if self.fabric.world_size == 1:
+            return rows
+        everyone: list[Any] = [None] * self.fabric.world_size
+        torch.distributed.all_gather_object(everyone, [{k: v.cpu() for k, v in entry.items()} for entry in rows])
+        return [
+            {name: torch.cat([part[name] for part in parts]).to(self.fabric.device) for name in parts[0]}
+            for parts in zip(*everyone, strict=True)
+        ]
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.fabric.world_size == 1:
+            return value
+        total = self.fabric.all_reduce(value, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total
+
+
+def launch(options: RuntimeOptions, work: Callable[..., R], *args: Any, strategy: str = "auto") -> R:
+    """Run `work(runtime, *args)` in as many processes as there are devices; the leader's result is returned."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if options.accelerator == "cuda" and not torch.cuda.is_available():
+        raise EtagError("runtime.accelerator=cuda was asked for, but PyTorch finds no CUDA device here.")
+    if options.devices > 1 and strategy == "auto":
+        strategy = "ddp"
+    fabric = Fabric(
+        accelerator=options.accelerator, devices=options.devices, strategy=strategy, precision=options.precision
+    )
+    result: R = fabric.launch(_enter, work, *args)
+    return result
+
+
+def _enter(fabric: Fabric, work: Callable[..., R], *args: Any) -> R:
+    return work(Runtime(fabric), *args)

@@ -1,0 +1,61 @@
+"""Learning-rate schedules: pure functions of the step, but for the plateau, which must watch."""
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from etag.core.options import TrainOptions
+
+
+def rate_factor(training: TrainOptions, step: int, steps_per_epoch: int, steps: int) -> float:
+    """Factor on the learning rate at a step."""
+    match training.schedule:
+        case "step":
+            return float(training.decay ** (step // steps_per_epoch // training.decay_every))
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * step / steps))
+        case "onecycle":
+            return _one_cycle(step, steps, training.warmup)
+        case _:
+            return 1.0
+
+
+def _one_cycle(step: int, steps: int, warmup: float) -> float:
+    """Half a cosine up from 1/25 to 1, half a cosine down to 1/250,000 (Smith's one-cycle policy)."""
+    start, end, peak = 1 / 25, 1 / 250_000, max(1, round(warmup * steps))
+    if step < peak:
+        low, progress = start, 1 - step / peak
+    else:
+        low, progress = end, (step - peak) / max(1, steps - 1 - peak)
+    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass
+class Plateau:
+    """Decay when the watched loss stops falling, go back to the best weights, stop at the smallest rate."""
+
+    training: TrainOptions
+    module: nn.Module
+    factor: float = 1.0
+    best: float = math.inf
+    waited: int = 0
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def watch(self, loss: float) -> bool:
+        """Take note of an epoch's loss; False when training should end."""
+        if loss < self.best:
+            self.best, self.waited = loss, 0
+            self.kept = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+            return True
+        self.waited += 1
+        if self.waited < self.training.patience:
+            return True
+        self.waited, self.factor = 0, self.factor * self.training.decay
+        self.restore()
+        return self.factor * self.training.lr >= self.training.min_lr
+
+    def restore(self) -> None:
+        """Back to the best weights."""
+        if self.kept:
+            self.module.load_state_dict(self.kept)

@@ -1,0 +1,90 @@
+"""Judging a method after a task: one pass over the test images of every class seen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from etag.core.outputs import Need, Outputs, Predictor, needed
+from etag.core.random import Placement, Stream
+from etag.core.scenario import ImageSet, Task
+from etag.core.work import Batch, Sweep
+from etag.data.batches import ImageBatches
+from etag.data.preprocess import Preprocess
+
+BATCH = 512
+
+
+class _Answers(nn.Module):
+    """Per image: its label, the answer, and the answer where only the classes of its own task compete."""
+
+    def __init__(self, solver: nn.Module, predictor: Predictor, task_of_class: Tensor) -> None:
+        super().__init__()
+        self.solver, self._predictor = solver, predictor
+        self.task_of_class = task_of_class
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        outputs: Outputs = self.solver(batch.inputs, self._predictor.need)
+        scores = self._predictor(outputs)
+        tasks = self.task_of_class.to(scores.device)
+        known = scores[:, : len(tasks)]
+        foreign = tasks[None, :] != tasks[batch.labels][:, None]
+        within = known.masked_fill(foreign, -torch.inf).argmax(1)
+        return {"label": batch.labels, "answer": scores.argmax(1), "within": within}
+
+
+class _Features(nn.Module):
+    """Per image: its label and the solver's feature."""
+
+    def __init__(self, solver: nn.Module) -> None:
+        super().__init__()
+        self.solver = solver
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        outputs: Outputs = self.solver(batch.inputs, Need.FEATURE)
+        return {"label": batch.labels, "feature": needed(outputs.feature)}
+
+
+def _test_batches(images: ImageSet, preprocess: Preprocess, placement: Placement) -> ImageBatches:
+    stream = Stream.root(0)  # nothing is drawn
+    return ImageBatches(images, preprocess, BATCH, stream, placement, augment=False, shuffle=False)
+
+
+def answers_sweep(
+    tasks: Sequence[Task], solver: nn.Module, predictor: Predictor, preprocess: Preprocess, placement: Placement
+) -> Sweep:
+    """The pass whose result `judge` reads."""
+    first, *later = (task.test for task in tasks)
+    task_of_class = torch.tensor([task.index for task in tasks for _ in range(task.new)])
+    module = _Answers(solver, predictor, task_of_class)
+    return Sweep("evaluation", module, _test_batches(first.join(later), preprocess, placement))
+
+
+def features_sweep(images: ImageSet, solver: nn.Module, preprocess: Preprocess, placement: Placement) -> Sweep:
+    """Features of test images, for the picture of the embedding."""
+    return Sweep("embedding", _Features(solver), _test_batches(images, preprocess, placement))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a method can do after a task."""
+
+    accuracies: list[float]  # per task so far, all classes seen competing
+    task_aware: list[float]  # per task so far, the task of each image being known
+    confusion: list[list[int]]  # [true class][answer]
+
+
+def judge(answers: dict[str, Tensor], tasks: Sequence[Task]) -> Judgement:
+    """Accuracies and confusion from the labels and answers of the test images of `tasks`."""
+    label, answer, within = (answers[name].cpu() for name in ("label", "answer", "within"))
+    classes = tasks[-1].seen
+    of_task = [(label >= task.old) & (label < task.seen) for task in tasks]
+    # an answer beyond the classes seen (only a head declared in full can give one) is wrong, and in no column
+    known = answer < classes
+    counts = (label * classes + answer)[known].bincount(minlength=classes * classes)
+    return Judgement(
+        accuracies=[(answer[rows] == label[rows]).double().mean().item() for rows in of_task],
+        task_aware=[(within[rows] == label[rows]).double().mean().item() for rows in of_task],
+        confusion=counts.view(classes, classes).tolist(),
+    )

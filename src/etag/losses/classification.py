@@ -1,0 +1,18 @@
+"""Cross-entropies of the head: Eqs. (1) and (5)."""
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, first: int = 0, end: int | None = None) -> Tensor:
+    """Eq. (1), `eq:1`: mean cross-entropy over the outputs first .. end - 1, which must hold every label."""
+    return functional.cross_entropy(logits[:, first:end], labels - first)
+
+
+def new_cross_entropy_weights(lambda_ce: float, normalise: bool = False) -> dict[str, float]:
+    """Eq. (5): weights of the cross-entropies on new data and on replayed features.
+
+    `normalise` divides both by 1 + lambda, as the authors' release does.
+    """
+    scale = 1 / (1 + lambda_ce) if normalise else 1.0
+    return {"ce": scale, "replay": lambda_ce * scale}

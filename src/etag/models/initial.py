@@ -1,0 +1,46 @@
+"""Building networks from addressed randomness."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@runtime_checkable
+class SelfInitialising(Protocol):
+    """A module with parameters of its own that are not those of a plain layer."""
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Set its own parameters (its children are done apart)."""
+
+
+def build(make: Callable[[], M], generator: torch.Generator) -> M:
+    """Make a module without touching the global generator, and initialise it from the given one."""
+    with torch.device("meta"):
+        module = make()
+    module.to_empty(device="cpu")
+    for part in module.modules():
+        _initialise(part, generator)
+    return module
+
+
+def _initialise(module: nn.Module, generator: torch.Generator) -> None:
+    if isinstance(module, SelfInitialising):
+        module.initialise(generator)
+    elif isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Linear):
+        bound = 1 / math.sqrt(module.in_features)
+        nn.init.uniform_(module.weight, -bound, bound, generator=generator)
+        if module.bias is not None:
+            nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+    elif isinstance(module, nn.BatchNorm2d):
+        module.reset_parameters()
+    elif any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
+        raise TypeError(f"{type(module).__name__} has parameters or buffers but no initialise(generator)")
