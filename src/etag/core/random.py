@@ -34,11 +34,14 @@ class Stream:
         return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where this process computes, and which share of every batch is its own."""
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     rank: int = 0
     world: int = 1
 

@@ -11,7 +11,9 @@ from torch import Tensor
 class ImageSet(Protocol):
     """Labelled images that can be read by index, as uint8 of shape (n, channels, height, width)."""
 
-    labels: Tensor
+    @property
+    def labels(self) -> Tensor:
+        """The class of each image."""
 
     def __len__(self) -> int: ...
 
@@ -46,7 +48,7 @@ class Task:
         if share == 0:
             return self, None
         kept, held = [], []
-        for label in self.train.labels.unique():
+        for label in sorted(set(self.train.labels.tolist())):
             rows = (self.train.labels == label).nonzero().flatten()
             cut = len(rows) - round(share * len(rows))
             kept.append(rows[:cut])

@@ -113,7 +113,10 @@ Plan = Generator[Phase | Sweep, Any, None]
 
 
 class Listener(Protocol):
-    """Hears what the engine does: progress bars and logs."""
+    """Hears what goes on: progress bars and logs."""
+
+    def begin_task(self, index: int) -> None:
+        """What follows belongs to this task."""
 
     def started(self, name: str, steps: int, epochs: int) -> None:
         """A phase or sweep begins."""

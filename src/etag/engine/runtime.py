@@ -1,7 +1,7 @@
 """Devices, precision and processes, through Lightning Fabric."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -59,11 +59,20 @@ def launch(options: RuntimeOptions, work: Callable[..., R], *args: Any, strategy
     if options.devices > 1 and strategy == "auto":
         strategy = "ddp"
     fabric = Fabric(
-        accelerator=options.accelerator, devices=options.devices, strategy=strategy, precision=options.precision
+        accelerator=options.accelerator,
+        devices=options.devices,
+        strategy=strategy,
+        precision=options.precision,
     )
-    result: R = fabric.launch(_enter, work, *args)
+    result: R = fabric.launch(_Entry(work, args))
     return result
 
 
-def _enter(fabric: Fabric, work: Callable[..., R], *args: Any) -> R:
-    return work(Runtime(fabric), *args)
+class _Entry(Generic[R]):
+    """What each process calls; a class, so that it can be sent to spawned ones."""
+
+    def __init__(self, work: Callable[..., R], args: tuple[Any, ...]) -> None:
+        self._work, self._args = work, args
+
+    def __call__(self, fabric: Fabric) -> R:
+        return self._work(Runtime(fabric), *self._args)

@@ -7,8 +7,9 @@ from torch import Tensor
 
 def pick_rows(labels: Tensor, limit: int) -> Tensor:
     """At most `limit` rows, the same number of each class, in order."""
-    share = max(1, limit // max(1, len(labels.unique())))
-    rows = [(labels == label).nonzero().flatten()[:share] for label in labels.unique()]
+    classes = sorted(set(labels.tolist()))
+    share = max(1, limit // len(classes))
+    rows = [(labels == label).nonzero().flatten()[:share] for label in classes]
     return torch.cat(rows)
 
 

@@ -52,7 +52,11 @@ def _test_batches(images: ImageSet, preprocess: Preprocess, placement: Placement
 
 
 def answers_sweep(
-    tasks: Sequence[Task], solver: nn.Module, predictor: Predictor, preprocess: Preprocess, placement: Placement
+    tasks: Sequence[Task],
+    solver: nn.Module,
+    predictor: Predictor,
+    preprocess: Preprocess,
+    placement: Placement,
 ) -> Sweep:
     """The pass whose result `judge` reads."""
     first, *later = (task.test for task in tasks)

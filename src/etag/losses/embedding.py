@@ -22,10 +22,8 @@ def feature_distance(
 
     `frobenius` is the release's single norm of the whole difference matrix; it grows with the batch.
     """
-    difference = student - teacher
-    if reduction == "frobenius":
-        return torch.linalg.vector_norm(difference)
-    return torch.linalg.vector_norm(difference, dim=1).mean()
+    norms: Tensor = torch.linalg.vector_norm(student - teacher, dim=None if reduction == "frobenius" else 1)
+    return norms.mean()
 
 
 def auxiliary_divergence(student: Sequence[Tensor], teacher: Sequence[Tensor], tau: float) -> Tensor:

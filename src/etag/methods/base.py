@@ -20,7 +20,7 @@ from etag.data.preprocess import Preprocess
 from etag.data.views import IDENTITY, Views
 from etag.methods.parts.objective import SolverObjective
 from etag.models.backbone import ModelOptions
-from etag.models.solver import LinearPredictor, Solver, Teacher, build_solver
+from etag.models.solver import LinearPredictor, Teacher, build_solver
 
 
 class MethodOptions(Options):
@@ -31,10 +31,12 @@ class MethodOptions(Options):
         "train", description="BatchNorm statistics after the base task: follow the data, or stay"
     )
     head: Literal["growing", "fixed"] = Field(
-        "growing", description="outputs are added task by task, or those of all classes are there from the start"
+        "growing",
+        description="outputs are added task by task, or those of all classes are there from the start",
     )
     argmax: Literal["seen", "all"] = Field(
-        "seen", description="outputs that compete when predicting: of the classes seen, or of a fixed head all"
+        "seen",
+        description="outputs that compete when predicting: of the classes seen, or of a fixed head all",
     )
 
 

@@ -30,14 +30,16 @@ class EtagOptions(MethodOptions):
     ce_normalise: bool = Field(False, description="divide Eq. (5) by 1 + lambda_ce, as the release does")
     kd_weight: NonNegativeFloat = Field(1.0, description="factor on lambda_kd")
     l2_reduction: Literal["mean_norm", "frobenius"] = Field(
-        "mean_norm", description="Eq. (3): mean over images of the norm, or the release's norm of the whole batch"
+        "mean_norm",
+        description="Eq. (3): mean over images of the norm, or the release's norm of the whole batch",
     )
     l2_views: Literal["plain", "all"] = Field("plain", description="Eq. (3) on the images, or on all their views")
     ce_new_support: Literal["seen", "new", "all"] = Field(
         "seen", description="outputs of the cross-entropy on new data; `new` is the paper to the letter"
     )
     ce_replay_support: Literal["seen", "old", "all"] = Field(
-        "seen", description="outputs of the cross-entropy on replayed features; `old` is Eq. (5) to the letter"
+        "seen",
+        description="outputs of the cross-entropy on replayed features; `old` is Eq. (5) to the letter",
     )
     replay_batch: PositiveInt | None = Field(None, description="features replayed a step; None is the batch size")
     embedding: EmbeddingOptions = EmbeddingOptions()

@@ -18,7 +18,12 @@ class JointOptions(MethodOptions):
 
 @method(
     "joint",
-    Card("joint training on all data: the oracle", "Chen and Liu, 2018", "the solver, and all images", all_data=True),
+    Card(
+        "joint training on all data: the oracle",
+        "Chen and Liu, 2018",
+        "the solver, and all images",
+        all_data=True,
+    ),
 )
 class Joint(Method):
     """Cross-entropy over all classes seen so far, on the images of all of them."""

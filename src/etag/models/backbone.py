@@ -41,6 +41,4 @@ class Backbone(nn.Module, ABC):
         return maps.mean((2, 3))
 
 
-BACKBONES: Registry[Callable[[ModelOptions, int, int], Backbone]] = Registry(
-    "backbone", "etag.models.backbones"
-)
+BACKBONES: Registry[Callable[[ModelOptions, int, int], Backbone]] = Registry("backbone", "etag.models.backbones")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.initial import build
+from etag.models.modules import Modules
 
 
 class ConditionalLinear(nn.Module):
@@ -15,7 +16,7 @@ class ConditionalLinear(nn.Module):
     def __init__(self, features: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(features, outputs)
-        self.blocks = nn.ModuleList()
+        self.blocks: Modules[_ClassRows] = Modules()
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add a block of classes."""
@@ -25,7 +26,8 @@ class ConditionalLinear(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """The layer's output before any activation."""
         rows = torch.cat([block.weight for block in self.blocks])
-        return self.linear(x) + functional.embedding(labels, rows)
+        joint: Tensor = self.linear(x) + functional.embedding(labels, rows)
+        return joint
 
 
 class _ClassRows(nn.Module):

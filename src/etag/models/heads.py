@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.initial import build
+from etag.models.modules import Modules
 
 
 class LinearHead(nn.Module):
@@ -17,7 +18,7 @@ class LinearHead(nn.Module):
     def __init__(self, features: int, bias: bool = True) -> None:
         super().__init__()
         self.features, self.bias = features, bias
-        self.blocks = nn.ModuleList()
+        self.blocks: Modules[nn.Linear] = Modules()
 
     def grow(self, outputs: int, generator: torch.Generator) -> None:
         """Add a block of outputs."""
@@ -26,7 +27,7 @@ class LinearHead(nn.Module):
     @property
     def outputs(self) -> int:
         """Width over all blocks."""
-        return sum(int(block.weight.shape[0]) for block in self.blocks)
+        return sum(block.out_features for block in self.blocks)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits of all blocks, side by side."""

@@ -11,6 +11,7 @@ from etag.core.random import Stream
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.heads import LinearHead
 from etag.models.initial import build
+from etag.models.modules import Modules
 
 
 class Auxiliary(nn.Module):
@@ -33,7 +34,7 @@ class Solver(nn.Module):
     def __init__(self, backbone: Backbone, head: LinearHead) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
-        self.auxiliaries = nn.ModuleList()
+        self.auxiliaries: Modules[Auxiliary] = Modules()
 
     def add_auxiliaries(self, count: int, stream: Stream) -> None:
         """An auxiliary classifier, still without outputs, behind each of the first `count` stages."""
@@ -48,7 +49,7 @@ class Solver(nn.Module):
         embedding distillation does not need.
         """
         outputs = Outputs()
-        auxiliaries = self.auxiliaries if need & Need.AUXILIARY else []
+        auxiliaries = list(self.auxiliaries) if need & Need.AUXILIARY else []
         stages = self.backbone.stages
         x = images
         for number, stage in enumerate(stages, start=1):

@@ -20,7 +20,8 @@ class EmbeddingOptions(Options):
 
     tau: PositiveFloat = Field(3.0, description="temperature of Eq. (4)")
     num_aux: PositiveInt | None = Field(
-        None, description="auxiliaries trained at the base task; None is one for each stage but the last. "
+        None,
+        description="auxiliaries trained at the base task; None is one for each stage but the last. "
         "Only those are ever distilled",
     )
     aux_new: Literal["none", "ce", "fixed"] = Field(

@@ -56,7 +56,8 @@ class GeneratorOptions(Options):
     ce_old: bool = Field(False, description="guide what is made of old classes too, at lambda / (1 + lambda)")
     old_match_weight: NonNegativeFloat = Field(1.0, description="factor on lambda_vae; 1e-3 in the release")
     old_match_reduction: Literal["gaussian", "batch_sum"] = Field(
-        "gaussian", description="Eq. (7): -log p per feature, or the release's squared error summed over the batch"
+        "gaussian",
+        description="Eq. (7): -log p per feature, or the release's squared error summed over the batch",
     )
 
 
@@ -82,8 +83,14 @@ class FeatureReplay:
         """Make room for new classes."""
         self.generator.grow(classes, stream.generator("generator"))
 
-    def term(self, task: Task, head: LinearHead, support: Literal["seen", "old", "all"], rows: int | None,
-             weight: float) -> Term:
+    def term(
+        self,
+        task: Task,
+        head: LinearHead,
+        support: Literal["seen", "old", "all"],
+        rows: int | None,
+        weight: float,
+    ) -> Term:
         """The second line of Eq. (5): cross-entropy of the head on made features of old classes."""
         first, end = outputs_in(support, task)
 
@@ -107,11 +114,17 @@ class FeatureReplay:
         return Sweep("features", _Features(solver), batches, epochs=self.options.feature_passes)
 
     def phase(
-        self, task: Task, head: LinearHead, swept: dict[str, Tensor], weights: dict[str, float], stream: Stream
+        self,
+        task: Task,
+        head: LinearHead,
+        swept: dict[str, Tensor],
+        weights: dict[str, float],
+        stream: Stream,
     ) -> Phase:
         """Train the generator on swept features with Eq. (6), or (10) where there are old classes."""
         training, placement = self.options.train.for_task(task.index), self.context.placement
-        passes = swept["features"].unflatten(0, (self.options.feature_passes, len(task.train)))
+        features = swept["features"]
+        passes = features.view(self.options.feature_passes, len(task.train), features.shape[1])
         labels = swept["labels"][: len(task.train)]
         return Phase(
             name="generator",
@@ -156,7 +169,8 @@ class GeneratorObjective(nn.Module):
         if self.old is not None:
             codes.append(batch.draws.normal("old codes", batch.total, o.latent))
             labels.append(batch.draws.integers("old labels", 0, task.old, batch.total))
-        made = self.generator.decode(torch.cat(codes), torch.cat(labels)).split([len(part) for part in labels])
+        decoded = self.generator.decode(torch.cat(codes), torch.cat(labels))
+        made = torch.split(decoded, [len(part) for part in labels])
 
         guided = made[1] if o.ce_current_input == "prior" else made[0]
         terms = {

@@ -1,0 +1,139 @@
+"""The command line: a thin layer. Heavy imports wait until a command needs them, so that --help is quick."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Class-incremental image learning that keeps no old data.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+@app.command()
+def run(
+    recipe: Annotated[str | None, typer.Argument(help="Name or file of a recipe (see `etag recipes`).")] = None,
+    method: Annotated[str | None, typer.Option(help="What learns (see `etag methods`).")] = None,
+    data: Annotated[str | None, typer.Option(help="What is learnt (see `etag data`).")] = None,
+    split: Annotated[str | None, typer.Option(help="How it is cut: b50-5x10 is 50 classes, then 5 x 10.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random, the class order included.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; runs/METHOD-DATA-SPLIT-seedN if not given.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.epochs=5.")
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Replace the run that is in the directory.")] = False,
+) -> None:
+    """Learn a scenario task by task, judge after each, and write a run directory with a report."""
+    from rich.console import Console
+
+    from etag.app.api import default_directory, execute
+    from etag.experiments.config import resolve
+
+    named = {"method": method, "data": data, "split": split, "seed": seed}
+    given = {key: value for key, value in named.items() if value is not None}
+    config = resolve(recipe, given, setting or [])
+    where = out or default_directory(config)
+    console = Console(highlight=False)
+    metrics = execute(config, where, restart, console)
+    _print_summary(console, metrics)
+    console.print(f"report: {where / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Compare runs on one page."""
+    from etag.report.page import write_comparison
+
+    page = write_comparison(runs, out)
+    typer.echo(f"comparison of {len(runs)} run(s): {page}")
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """The methods that can learn."""
+    from dataclasses import asdict
+
+    from etag.methods.base import METHODS
+
+    cards = [{"name": name} | asdict(METHODS[name].card) for name in METHODS]
+    if as_json:
+        for entry in cards:
+            entry["options"] = METHODS[str(entry["name"])].Options.model_json_schema()
+    _show(cards, ("name", "summary", "stores", "source"), as_json)
+
+
+@app.command()
+def data(as_json: AsJson = False) -> None:
+    """The data sources, and where each was found."""
+    from etag.data.source import SOURCES
+
+    rows = []
+    for name in SOURCES:
+        source = SOURCES[name]
+        place = source.find() if source.files else None
+        found = "embedded" if not source.files else str(place) if place else "not found"
+        rows.append({"name": name, "summary": source.summary, "found": found, "files": list(source.files)})
+    _show(rows, ("name", "summary", "found"), as_json)
+
+
+@app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """The recipes that come with the package."""
+    from etag.experiments import recipes as shelf
+
+    rows = [
+        {"name": name, "summary": shelf.summary(path), "path": str(path)} for name, path in shelf.available().items()
+    ]
+    _show(rows, ("name", "summary"), as_json)
+
+
+def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    Console(highlight=False).print(table)
+
+
+def _print_summary(console: Any, metrics: dict[str, Any]) -> None:
+    from etag.evaluation.metrics import DEFINITIONS
+
+    for name, definition in DEFINITIONS.items():
+        console.print(f"{name:>14} {metrics[name]:7.2%}  [dim]{definition}[/dim]")
+
+
+def main() -> None:
+    """The command `etag`. A user's mistake ends in one sentence and exit code 2, never in a traceback."""
+    from etag.core.errors import EtagError
+
+    try:
+        app()
+    except EtagError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("interrupted.", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

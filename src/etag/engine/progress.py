@@ -1,0 +1,113 @@
+"""What a person sees while a run goes on, and the log of its steps."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class StepLog:
+    """One JSON object a line: where the run was, its loss terms, its speed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("w")
+        self._task, self._phase, self._since = 0, "", 0.0
+
+    def begin_task(self, index: int) -> None:
+        """The next steps belong to this task."""
+        self._task = index
+
+    def started(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
+        """A phase or sweep begins."""
+        self._phase, self._since = name, time.perf_counter()
+
+    def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
+        """Write a line, for phases only: sweeps have no loss."""
+        now = time.perf_counter()
+        speed, self._since = rows / max(now - self._since, 1e-9), now
+        if terms:
+            line = {"task": self._task, "phase": self._phase, "step": step, "epoch": epoch, "lr": lr}
+            self._file.write(json.dumps(line | {"terms": dict(terms), "images_per_second": round(speed, 1)}) + "\n")
+
+    def finished(self, name: str, seconds: float) -> None:  # noqa: ARG002
+        """Let readers see all of the phase."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """After the last task."""
+        self._file.close()
+
+
+class ProgressBars:
+    """Two live lines: the run with the time left, the phase with speed and loss terms. Nothing off a terminal.
+
+    The time left is guessed from the tasks' sizes: `images` counts each task's training images.
+    """
+
+    def __init__(self, console: Console, title: str, images: Sequence[int]) -> None:
+        self._images = images
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", style="dim"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._title = title
+        self._run: TaskID = self._bars.add_task(title, total=sum(images), note="")
+        self._phase: TaskID = self._bars.add_task("", total=1, note="")
+        self._task = 0
+        self._steps, self._epochs, self._name = 1, 1, ""
+        self._began = self._task_began = self._since = time.perf_counter()
+        self._per_image: float | None = None  # seconds, from the last task that was finished
+        self._bars.start()
+
+    def begin_task(self, index: int) -> None:
+        """A new task; the one before it is done."""
+        now = time.perf_counter()
+        if index:
+            self._per_image = (now - self._task_began) / self._images[index - 1]
+        self._task, self._task_began = index, now
+        name = f"{self._title}  task {index + 1}/{len(self._images)}"
+        self._bars.update(self._run, completed=sum(self._images[:index]), description=name)
+
+    def started(self, name: str, steps: int, epochs: int) -> None:
+        """A phase or sweep begins."""
+        self._name, self._steps, self._epochs = name, steps, epochs
+        self._began = self._since = time.perf_counter()
+        self._bars.reset(self._phase, total=steps, description=f"  {name}", note="")
+
+    def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
+        """Move the bars."""
+        now = time.perf_counter()
+        speed, self._since = rows / max(now - self._since, 1e-9), now
+        said = "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
+        note = f"epoch {epoch + 1}/{self._epochs}  {speed:,.0f} images/s  {said}"
+        self._bars.update(self._phase, completed=step, note=note)
+        self._bars.update(self._run, note=f"about {_clock(self._time_left(now, step))} left")
+
+    def _time_left(self, now: float, step: int) -> float:
+        phase = (now - self._began) * (self._steps - step) / step
+        so_far = now - self._task_began + phase
+        per_image = self._per_image or so_far / self._images[self._task]
+        return phase + per_image * sum(self._images[self._task + 1 :])
+
+    def finished(self, name: str, seconds: float) -> None:
+        """The phase is over."""
+
+    def close(self) -> None:
+        """Take the bars away."""
+        self._bars.remove_task(self._phase)
+        self._bars.remove_task(self._run)
+        self._bars.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,164 @@
+"""The one training loop of the project: a phase, from its first step to its last."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from etag.core.errors import EtagError
+from etag.core.options import TrainOptions
+from etag.core.work import Batch, Listener, Phase, Player, Terms
+from etag.engine.schedule import Plateau, rate_factor
+
+LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the device
+
+
+class Training:
+    """A phase being trained."""
+
+    def __init__(self, phase: Phase, fabric: Fabric, listeners: Sequence[Listener]) -> None:
+        _set_trainable(phase)
+        self.phase, self.fabric = phase, fabric
+        self.turns = [_Turn(player, phase) for player in phase.players]
+        self.module, *optimisers = fabric.setup(phase.module, *(turn.optimiser for turn in self.turns))
+        for turn, optimiser in zip(self.turns, optimisers, strict=True):
+            turn.optimiser = optimiser
+        self.plateau = Plateau(phase.training, phase.module) if phase.training.schedule == "plateau" else None
+        self.log = _StepLog(phase, listeners)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs begun, the last of which may be cut short by a length in steps."""
+        return math.ceil(self.phase.steps / len(self.phase.batches))
+
+    def run(self) -> None:
+        """Train to the end."""
+        for epoch in range(self.epochs):
+            self._epoch(epoch)
+            if self.plateau and not self.plateau.watch(self._watched_loss()):
+                break
+        if self.plateau:
+            self.plateau.restore()
+        self.module.eval()
+        for turn in self.turns:
+            turn.optimiser.zero_grad()
+
+    def _epoch(self, epoch: int) -> None:
+        _set_mode(self.module, self.phase)
+        for offset, batch in enumerate(self.phase.batches.epoch(epoch)):
+            step = epoch * len(self.phase.batches) + offset
+            if step == self.phase.steps:
+                return
+            terms: Terms = {}
+            for turn in self.turns:
+                if step % turn.player.every == 0:
+                    terms |= self._step(turn, step, batch)
+            self.log.note(step, epoch, self.turns[0].rate, terms, batch.total)
+
+    def _step(self, turn: "_Turn", step: int, batch: Batch) -> Terms:
+        """One optimiser step of one player; the terms it was made from."""
+        several = len(self.turns) > 1
+        terms: Terms = self.module(batch, player=turn.player.name) if several else self.module(batch)
+        factor = rate_factor(turn.training, step, len(self.phase.batches), self.phase.steps)
+        turn.set_rate(turn.training.lr * factor * (self.plateau.factor if self.plateau else 1.0))
+        turn.optimiser.zero_grad()
+        self.fabric.backward(_total(terms))
+        if turn.training.clip_norm is not None:
+            self.fabric.clip_gradients(self.module, turn.optimiser, max_norm=turn.training.clip_norm)
+        if turn.training.clip_value is not None:
+            self.fabric.clip_gradients(self.module, turn.optimiser, clip_val=turn.training.clip_value)
+        turn.optimiser.step()
+        return {f"{turn.player.name}.{name}": value for name, value in terms.items()} if several else terms
+
+    @torch.no_grad()
+    def _watched_loss(self) -> float:
+        """Mean loss on the validation batches; without any, over the epoch just trained."""
+        if self.phase.validation is None:
+            mean = self.fabric.all_reduce(self.log.epoch_loss(), reduce_op="mean")
+            assert isinstance(mean, Tensor)
+            return mean.item()
+        module = self.phase.module.eval()  # not its DDP wrapper: shares of a batch may be empty
+        summed = torch.zeros(2, device=self.fabric.device)
+        for batch in self.phase.validation.epoch(0):
+            if rows := len(batch.labels):
+                with self.fabric.autocast():
+                    summed += torch.stack([_total(module(batch)) * rows, torch.full((), rows, device=summed.device)])
+        everyone = self.fabric.all_reduce(summed, reduce_op="sum")
+        assert isinstance(everyone, Tensor)
+        total, rows = everyone.tolist()
+        return float(total / rows)
+
+
+def _total(terms: Terms) -> Tensor:
+    return torch.stack(list(terms.values())).sum()
+
+
+class _Turn:
+    """A player with its optimiser."""
+
+    def __init__(self, player: Player, phase: Phase) -> None:
+        self.player, self.training = player, player.training or phase.training
+        self.optimiser: Optimizer = _optimiser(player.parameters, self.training)
+        self.rate = self.training.lr
+
+    def set_rate(self, rate: float) -> None:
+        if rate != self.rate:
+            self.rate = rate
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+
+
+def _optimiser(parameters: list[nn.Parameter], training: TrainOptions) -> Optimizer:
+    decay = training.weight_decay
+    if training.optimiser == "sgd":
+        return SGD(parameters, training.lr, momentum=training.momentum, weight_decay=decay, foreach=True)
+    return Adam(parameters, training.lr, betas=training.betas, weight_decay=decay, foreach=True)
+
+
+class _StepLog:
+    """Keeps the terms on the device and reads them every few steps."""
+
+    def __init__(self, phase: Phase, listeners: Sequence[Listener]) -> None:
+        self._phase, self._listeners = phase, listeners
+        self._rows = 0
+        self._losses: list[Tensor] = []  # of this epoch, for the plateau
+
+    def note(self, step: int, epoch: int, rate: float, terms: Terms, rows: int) -> None:
+        self._rows += rows
+        values = torch.stack([value.detach() for value in terms.values()])
+        if self._phase.training.schedule == "plateau":
+            self._losses.append(values.sum())
+        if (step + 1) % LOG_EVERY and step + 1 < self._phase.steps:
+            return
+        read = dict(zip(terms, values.tolist(), strict=True))
+        for name, value in read.items():
+            if not math.isfinite(value):
+                raise EtagError(
+                    f"the loss term '{name}' became {value} at step {step + 1} of phase '{self._phase.name}': "
+                    "lower the learning rate, or set train.clip_norm."
+                )
+        for listener in self._listeners:
+            listener.stepped(step + 1, epoch, rate, read, self._rows)
+        self._rows = 0
+
+    def epoch_loss(self) -> Tensor:
+        """Mean loss of the epoch just ended."""
+        losses, self._losses = self._losses, []
+        return torch.stack(losses).mean()
+
+
+def _set_trainable(phase: Phase) -> None:
+    wanted = {id(parameter) for player in phase.players for parameter in player.parameters}
+    for parameter in phase.module.parameters():
+        parameter.requires_grad_(id(parameter) in wanted)
+
+
+def _set_mode(module: nn.Module, phase: Phase) -> None:
+    module.train()
+    if phase.batch_norm == "frozen":
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.eval()

@@ -1,0 +1,119 @@
+"""The configuration of a run: a recipe, options of the command line, single settings; later ones win."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, NonNegativeInt, SerializeAsAny, ValidationError, field_validator
+
+from etag.core.errors import EtagError
+from etag.core.options import Options, RuntimeOptions, TrainOptions
+from etag.data.source import SOURCES, DataOptions
+from etag.experiments import recipes, yaml
+from etag.methods.base import METHODS, MethodOptions
+from etag.models.backbone import BACKBONES, ModelOptions
+
+
+class RunConfig(Options):
+    """All choices of a run. The defaults are the paper's protocol; data and split are the smallest there are."""
+
+    method: SerializeAsAny[MethodOptions]
+    data: DataOptions = DataOptions()
+    split: str = "b5-5x1"
+    seed: NonNegativeInt = 0
+    model: ModelOptions = ModelOptions()
+    train: TrainOptions = TrainOptions()
+    runtime: RuntimeOptions = RuntimeOptions()
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _of_its_kind(cls, value: Any) -> Any:
+        return METHODS[value["name"]].Options.model_validate(value) if isinstance(value, dict) else value
+
+    def plain(self) -> dict[str, Any]:
+        """As it is written to disk."""
+        return self.model_dump(mode="json")
+
+
+def resolve(
+    recipe: str | None = None, given: dict[str, Any] | None = None, settings: Sequence[str] = ()
+) -> RunConfig:
+    """Put a configuration together.
+
+    `given` holds values by dotted key; `settings` are KEY=VALUE texts. Without a recipe, the one named after the
+    data source is taken, if there is one. A recipe's `methods` section holds options for single methods.
+    """
+    asked: dict[str, Any] = {}
+    for key, value in [*(given or {}).items(), *map(_setting, settings)]:
+        _put(asked, "method.name" if key == "method" else "data.name" if key == "data" else key, value)
+    data = asked.get("data", {}).get("name", DataOptions().name)
+    content = recipes.load(recipe) if recipe else recipes.default_for(data)
+    for key in ("method", "data"):  # `method: etag` is short for `method: {name: etag}`
+        if isinstance(content.get(key), str):
+            content[key] = {"name": content[key]}
+    per_method = content.pop("methods", {})
+    merged = _merge(content, asked)
+    method = merged.setdefault("method", {})
+    name = method.setdefault("name", "etag")
+    merged["method"] = _merge(_merge(per_method.get(name, {}), content.get("method", {})), method)
+    return validate(merged)
+
+
+def validate(values: dict[str, Any]) -> RunConfig:
+    """A checked configuration; every mistake in it is named."""
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise EtagError("; ".join(_explain(item, values) for item in error.errors()) + ".") from None
+    SOURCES[config.data.name], BACKBONES[config.model.backbone]  # an unknown name is an error now, not later
+    return config
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise EtagError(f"--set takes KEY=VALUE, such as train.epochs=5, but was given '{text}'.")
+    return key.strip(), yaml.parse(value, f"--set {key}")
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise EtagError(f"'{key}' can not be set: '{part}' already has a plain value.")
+    tree[last] = value
+
+
+def _merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    """Upper values win; mappings are merged, anything else is replaced."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _explain(error: Any, values: dict[str, Any]) -> str:
+    path = [str(part) for part in error["loc"]]
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        allowed = sorted(_group(path[:-1], values).model_fields)
+        near = get_close_matches(path[-1], allowed, n=1)
+        hint = f"did you mean '{near[0]}'? Allowed" if near else "allowed"
+        return f"unknown option '{key}': {hint} are {', '.join(allowed)}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"option '{key}' can not be {error['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _group(path: list[str], values: dict[str, Any]) -> type[BaseModel]:
+    """The option group at a path."""
+    group: type[BaseModel] = RunConfig
+    for part in path:
+        if part == "method" and group is RunConfig:
+            group = METHODS[values["method"]["name"]].Options
+        else:
+            annotation = group.model_fields[part].annotation
+            assert isinstance(annotation, type)
+            group = annotation
+    return group

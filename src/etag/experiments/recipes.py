@@ -1,0 +1,51 @@
+"""Recipes: YAML files that name a run's choices. They come with the package; a path to a file works too."""
+
+from pathlib import Path
+from typing import Any
+
+import etag
+from etag.core.errors import EtagError, choose
+from etag.experiments import yaml
+
+
+def folder() -> Path:
+    """Where the recipes are: inside an installed package, or at the top of a working tree."""
+    package = Path(etag.__file__).parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parents[1] / "recipes"
+
+
+def available() -> dict[str, Path]:
+    """Recipes by name: the path below the folder, without its ending."""
+    root = folder()
+    return {file.relative_to(root).with_suffix("").as_posix(): file for file in sorted(root.rglob("*.yaml"))}
+
+
+def load(name: str) -> dict[str, Any]:
+    """The content of a recipe, by name or by path."""
+    known = available()
+    if name in known:
+        return _read(known[name])
+    path = Path(name).expanduser()
+    if path.suffix in {".yaml", ".yml"}:
+        if not path.is_file():
+            raise EtagError(f"the recipe file '{name}' does not exist.")
+        return _read(path)
+    raise choose("recipe", name, known)
+
+
+def default_for(source: str) -> dict[str, Any]:
+    """The recipe named after a data source; nothing if there is none."""
+    known = available()
+    return _read(known[source]) if source in known else {"data": source}
+
+
+def summary(path: Path) -> str:
+    """A recipe's own description."""
+    return str(yaml.read(path).get("summary", ""))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = yaml.read(path)
+    content.pop("summary", None)
+    return content
