@@ -42,8 +42,8 @@ def run(
     given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given, setting or [])
     where = out or default_directory(config)
+    metrics = execute(config, where, restart, verbose=True)
     console = Console(highlight=False)
-    metrics = execute(config, where, restart, console)
     _print_summary(console, metrics)
     console.print(f"report: {where / 'report.html'}", soft_wrap=True)
 

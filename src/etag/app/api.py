@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from etag.experiments import run as runs
 from etag.experiments.config import RunConfig, resolve
 
@@ -19,7 +17,7 @@ def run(
     out: str | Path | None = None,
     restart: bool = False,
     settings: dict[str, Any] | None = None,
-    console: Console | None = None,
+    verbose: bool = False,
 ) -> dict[str, Any]:
     """Learn a scenario task by task and return its metrics; the run directory also gets a report.
 
@@ -29,12 +27,12 @@ def run(
     named = {"method": method, "data": data, "split": split, "seed": seed}
     given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given | (settings or {}))
-    return execute(config, Path(out) if out else default_directory(config), restart, console)
+    return execute(config, Path(out) if out else default_directory(config), restart, verbose)
 
 
-def execute(config: RunConfig, out: Path, restart: bool, console: Console | None) -> dict[str, Any]:
+def execute(config: RunConfig, out: Path, restart: bool, verbose: bool) -> dict[str, Any]:
     """Run a configuration and write its report."""
-    metrics = runs.run(config, out, restart=restart, console=console)
+    metrics = runs.run(config, out, restart=restart, verbose=verbose)
     from etag.report.page import write_run_report  # pictures are only needed now
 
     write_run_report(out)

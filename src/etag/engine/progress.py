@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 
 class StepLog:
@@ -52,8 +52,7 @@ class ProgressBars:
         self._images = images
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=16),
             TextColumn("{task.fields[note]}", style="dim"),
             console=console,
             disable=not console.is_terminal,

@@ -1,7 +1,7 @@
 """Devices, precision and processes, through Lightning Fabric."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -10,8 +10,6 @@ from torch import Tensor
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions
 from etag.core.random import Placement
-
-R = TypeVar("R")
 
 
 class Runtime:
@@ -50,8 +48,12 @@ class Runtime:
         return total
 
 
-def launch(options: RuntimeOptions, work: Callable[..., R], *args: Any, strategy: str = "auto") -> R:
-    """Run `work(runtime, *args)` in as many processes as there are devices; the leader's result is returned."""
+def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strategy: str = "auto") -> None:
+    """Run `work(runtime, *args)` in as many processes as there are devices.
+
+    Nothing is returned: Fabric's spawning launcher waits for ever for a result that does not fit into a pipe. What
+    processes find out goes into files, written by the leader.
+    """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.accelerator == "cuda" and not torch.cuda.is_available():
@@ -59,20 +61,17 @@ def launch(options: RuntimeOptions, work: Callable[..., R], *args: Any, strategy
     if options.devices > 1 and strategy == "auto":
         strategy = "ddp"
     fabric = Fabric(
-        accelerator=options.accelerator,
-        devices=options.devices,
-        strategy=strategy,
-        precision=options.precision,
+        accelerator=options.accelerator, devices=options.devices, strategy=strategy, precision=options.precision
     )
-    result: R = fabric.launch(_Entry(work, args))
-    return result
+    fabric.launch(_Entry(work, args))
 
 
-class _Entry(Generic[R]):
+class _Entry:
     """What each process calls; a class, so that it can be sent to spawned ones."""
 
-    def __init__(self, work: Callable[..., R], args: tuple[Any, ...]) -> None:
+    def __init__(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._work, self._args = work, args
 
-    def __call__(self, fabric: Fabric) -> R:
-        return self._work(Runtime(fabric), *self._args)
+    def __call__(self, fabric: Fabric) -> None:
+        self._work(Runtime(fabric), *self._args)
+        fabric.barrier()  # nobody leaves before the leader has written

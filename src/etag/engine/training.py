@@ -123,26 +123,36 @@ class _StepLog:
 
     def __init__(self, phase: Phase, listeners: Sequence[Listener]) -> None:
         self._phase, self._listeners = phase, listeners
+        self._unread: list[tuple[int, Terms]] = []
         self._rows = 0
         self._losses: list[Tensor] = []  # of this epoch, for the plateau
 
     def note(self, step: int, epoch: int, rate: float, terms: Terms, rows: int) -> None:
+        terms = {name: value.detach() for name, value in terms.items()}
+        self._unread.append((step + 1, terms))
         self._rows += rows
-        values = torch.stack([value.detach() for value in terms.values()])
         if self._phase.training.schedule == "plateau":
-            self._losses.append(values.sum())
-        if (step + 1) % LOG_EVERY and step + 1 < self._phase.steps:
-            return
-        read = dict(zip(terms, values.tolist(), strict=True))
-        for name, value in read.items():
-            if not math.isfinite(value):
-                raise EtagError(
-                    f"the loss term '{name}' became {value} at step {step + 1} of phase '{self._phase.name}': "
-                    "lower the learning rate, or set train.clip_norm."
-                )
-        for listener in self._listeners:
-            listener.stepped(step + 1, epoch, rate, read, self._rows)
-        self._rows = 0
+            self._losses.append(_total(terms))
+        if (step + 1) % LOG_EVERY == 0 or step + 1 == self._phase.steps:
+            read = self._read()
+            for listener in self._listeners:
+                listener.stepped(step + 1, epoch, rate, read, self._rows)
+            self._rows = 0
+
+    def _read(self) -> dict[str, float]:
+        """The terms of the last step; all steps since the last read are checked, to name the first bad term."""
+        values = iter(torch.stack([value for _, terms in self._unread for value in terms.values()]).tolist())
+        read: dict[str, float] = {}
+        for step, terms in self._unread:
+            read = {name: next(values) for name in terms}
+            for name, value in read.items():
+                if not math.isfinite(value):
+                    raise EtagError(
+                        f"the loss term '{name}' became {value} at step {step} of phase '{self._phase.name}': "
+                        "lower the learning rate, or set train.clip_norm."
+                    )
+        self._unread.clear()
+        return read
 
     def epoch_loss(self) -> Tensor:
         """Mean loss of the epoch just ended."""

@@ -1,5 +1,6 @@
 """One run: every task learnt in turn, judged after each, and written to its directory."""
 
+import json
 import os
 import platform
 import time
@@ -35,16 +36,18 @@ def run(
     out: Path,
     *,
     restart: bool = False,
-    console: Console | None = None,
+    verbose: bool = False,
     strategy: str = "auto",
 ) -> dict[str, Any]:
     """Train and judge; returns the metrics, which are also in `out`."""
-    quiet = Console(quiet=True)
-    return launch(config.runtime, _run, config, out, restart, console or quiet, strategy=strategy)
+    launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
+    metrics: dict[str, Any] = json.loads(RunDirectory(out).metrics.read_text())
+    return metrics
 
 
-def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, console: Console) -> dict[str, Any]:
+def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose: bool) -> None:
     """What every process does; only the leader writes and talks."""
+    console = Console(quiet=not (verbose and runtime.leader), highlight=False)
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     placement = runtime.placement
     method = create_method(config, placement, preprocess, channels=scenario.channels, classes=len(scenario.classes))
@@ -65,19 +68,17 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, console:
             known = scenario.tasks[: task.index + 1]
             answers = engine.sweep(answers_sweep(known, method.solver, method.predictor(), preprocess, placement))
             record.add(judge(answers, known), trained - start, time.perf_counter() - trained)
-            if runtime.leader:
-                console.print(record.line(scenario))
+            console.print(record.line(scenario))
         first, *later = (task.test for task in scenario)
         shown = first.join(later)
         shown = shown.select(pick_rows(shown.labels, EMBEDDED))
         features = engine.sweep(features_sweep(shown, method.solver, preprocess, placement))
-    metrics = record.metrics(scenario) | _identity(config) | _sizes(method, scenario)
     if runtime.leader:
+        metrics = record.metrics(scenario) | _identity(config) | _sizes(method, scenario)
         points = tsne(features["feature"], config.seed) if len(shown) >= 4 else []
         directory.write_json(directory.embedding, {"points": points, "labels": features["label"].tolist()})
         directory.save_model(method, config, scenario.classes)
         directory.write_json(directory.metrics, metrics)
-    return metrics
 
 
 @contextmanager

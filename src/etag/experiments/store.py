@@ -45,9 +45,10 @@ class RunDirectory:
         except OSError as error:
             raise EtagError(f"the run directory '{self.path}' can not be written: {error.strerror}.") from error
 
-    def write_json(self, path: Path, value: Any) -> None:
-        """One of the directory's JSON files."""
-        write_atomically(path, json.dumps(value, indent=1) + "\n")
+    def write_json(self, path: Path, value: dict[str, Any]) -> None:
+        """One of the directory's JSON files: a key a line, so that it can be read and compared."""
+        lines = (f" {json.dumps(key)}: {json.dumps(content)}" for key, content in value.items())
+        write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
     def save_model(self, method: Method, config: RunConfig, class_names: tuple[str, ...]) -> None:
         """What is needed to predict and to go on learning: tensors by part, and the sizes to rebuild them."""
