@@ -42,7 +42,11 @@ def run(
     given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given, setting or [])
     where = out or default_directory(config)
-    metrics = execute(config, where, restart, verbose=True)
+    try:
+        metrics = execute(config, where, restart, verbose=True)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: '{where}' is unfinished; the same command with --restart begins it anew.", err=True)
+        raise typer.Exit(130) from None
     console = Console(highlight=False)
     _print_summary(console, metrics)
     console.print(f"report: {where / 'report.html'}", soft_wrap=True)
@@ -130,9 +134,6 @@ def main() -> None:
     except EtagError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("interrupted.", err=True)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

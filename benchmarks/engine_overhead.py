@@ -1,0 +1,137 @@
+"""What the engine costs: an epoch of eTag's solver phase, against a bare loop that does the same arithmetic.
+
+    OMP_NUM_THREADS=1 python benchmarks/engine_overhead.py [--width 16] [--size 32] [--rounds 7]
+
+Both train the same network on the same images with the same batch, augmentation, losses and optimiser (Eq. 9, task
+t >= 1). Epochs alternate; the ratio of minima and of medians is printed. Run it while nothing else runs.
+"""
+
+import argparse
+import statistics
+import time
+from copy import deepcopy
+
+import torch
+from lightning_fabric import Fabric
+from torch.nn import functional
+
+from etag.core.options import TrainOptions
+from etag.core.random import Placement, Stream
+from etag.core.scenario import Task
+from etag.data.images import MemoryImages
+from etag.data.preprocess import Preprocess, random_crop
+from etag.engine.engine import Engine
+from etag.engine.runtime import Runtime
+from etag.methods.base import Context
+from etag.methods.etag import ETag, EtagOptions
+from etag.models.backbone import ModelOptions
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+TAU = 3.0
+
+
+def second_task(images: int, size: int, batch: int, width: int) -> tuple[ETag, Task]:
+    """eTag at the beginning of its second task: 10 old classes, 5 new ones, random images."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8, generator=generator)
+    base = MemoryImages(pixels, torch.arange(images) % 10)
+    new = MemoryImages(pixels, 10 + torch.arange(images) % 5)
+    context = Context(
+        channels=3,
+        size=size,
+        classes=15,
+        stream=Stream.root(0),
+        placement=Placement(),
+        model=ModelOptions(width=width),
+        train=TrainOptions(epochs=1, batch_size=batch),
+        preprocess=Preprocess(MEAN, STD, size, flip=True),
+    )
+    method = ETag(EtagOptions(name="etag"), context)
+    method.begin_task(Task(0, 0, 10, base, base, base=10))
+    task = Task(1, 10, 5, new, new, base=10)
+    method.begin_task(task)
+    return method, task
+
+
+def bare_epoch(method: ETag, task: Task, batch: int) -> None:
+    """The same epoch as one would write it in a script."""
+    solver, teacher = method.solver, method.teacher.network
+    decoder = method.replay.old.network
+    solver.train()
+    for part in solver.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.eval()
+    optimiser = torch.optim.Adam(solver.parameters(), 1e-3, weight_decay=2e-4, foreach=True)
+    scale = (1 / (255 * torch.tensor(STD))).view(1, 3, 1, 1)
+    shift = (-torch.tensor(MEAN) / torch.tensor(STD)).view(1, 3, 1, 1)
+    ratio, pad = task.old / task.new, round(method.context.size / 8)
+    order = torch.randperm(len(task.train))
+
+    def look(network, views):
+        auxiliary, x = [], views
+        *early, last = network.backbone.stages
+        for stage, aux in zip(early, network.auxiliaries, strict=True):
+            x = stage(x)
+            auxiliary.append(aux.head(aux.branch(x).mean((2, 3))))
+        return auxiliary, last(x[::4]).mean((2, 3))
+
+    for step in range(len(order) // batch):
+        rows = order[step * batch : (step + 1) * batch]
+        images, labels = task.train.pixels[rows], task.train.labels[rows]
+        down, right = torch.randint(0, 2 * pad + 1, (2, batch))
+        images = random_crop(images, pad, down, right, torch.randint(0, 2, (batch,)).bool())
+        images = images.to(torch.float32, memory_format=torch.channels_last).mul_(scale).add_(shift)
+        views = torch.stack([images.rot90(turns, (2, 3)) for turns in range(4)], 1).flatten(0, 1)
+        views = views.contiguous(memory_format=torch.channels_last)
+        with torch.no_grad():
+            old_auxiliary, old_feature = look(teacher, views)
+            replayed = torch.randint(0, task.old, (batch,))
+            made = decoder.decode(torch.randn(batch, decoder.latent), replayed)
+        auxiliary, feature = look(solver, views)
+        loss = functional.cross_entropy(solver.head(feature), labels)
+        loss = loss + ratio * functional.cross_entropy(solver.head(made), replayed)
+        loss = loss + ratio * (feature - old_feature).norm(dim=1).mean()
+        for new, old in zip(auxiliary, old_auxiliary, strict=True):
+            log_p, log_q = (old / TAU).log_softmax(1), (new / TAU).log_softmax(1)
+            loss = loss + ratio * TAU**2 * functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+
+    method, task = second_task(options.images, options.size, options.batch, options.width)
+    start = deepcopy(method.solver.state_dict())
+    engine = Engine(Runtime(Fabric(accelerator="cpu", devices=1)))
+    contenders = {
+        "bare loop": lambda: bare_epoch(method, task, options.batch),
+        "engine": lambda: engine.train(next(method.phases(task))),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(options.rounds + 1):  # the first one warms up
+        for name, run in contenders.items():
+            method.solver.load_state_dict(start)
+            began = time.perf_counter()
+            run()
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    for name, times in seconds.items():
+        print(f"{name:>10}: minimum {min(times):.3f} s, median {statistics.median(times):.3f} s an epoch")
+    bare, ours = seconds["bare loop"], seconds["engine"]
+    print(
+        f"engine / bare loop: {min(ours) / min(bare):.3f} (minima), "
+        f"{statistics.median(ours) / statistics.median(bare):.3f} (medians), "
+        f"{torch.get_num_threads()} thread(s), width {options.width}, {options.size} px, batch {options.batch}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""The pictures, each a pure function from data to a matplotlib Figure. Nothing here touches pyplot or its state.
+
+Sizes are in inches. A page scales every picture to the width of its card, so a narrower figure has larger letters.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from etag.report.formats import duration
+from etag.report.style import GREY, LINE_COLOURS, VERMILION, Look, drawable, short
+from etag.report.traces import Trace
+
+WIDTH, NARROW, RATIO = 5.4, 4.2, 0.8  # neighbours on a page are equally high
+TEXT, SMALL, INK, GRID = 9.0, 8.0, "#262626", "#D9D9D9"
+HEAT = "Blues"
+NAMED_CLASSES = 20  # a confusion matrix of more shows numbers only
+COUNTED_CLASSES = 12  # a confusion matrix of more would be a thicket of numbers
+TASK_TICKS = 12
+LEAST_LETTER = 5.0  # points
+LEGEND_LETTERS = 30
+
+Cells = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy after each task, as fractions of 1, with its deviation over seeds if there are several."""
+
+    name: str
+    values: Sequence[float]
+    look: Look
+    deviations: Sequence[float] | None = None
+    light: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Seconds of each task."""
+
+    name: str
+    seconds: Sequence[float]
+    look: Look
+
+
+def accuracy_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
+    """Accuracy over all classes seen, against their number."""
+    figure, axes = _figure(WIDTH, RATIO * WIDTH + 0.2 * (_legend_rows([curve.name for curve in curves]) - 1))
+    for curve in curves:
+        _draw_curve(axes, seen, curve)
+    axes.set(xlabel="classes seen", ylabel="accuracy (%)", ylim=(0, 102))
+    axes.set_xticks(_spaced(seen, least=max(seen) / 14))
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    _legend(figure, axes.get_lines(), [curve.name for curve in curves])
+    return figure
+
+
+def _draw_curve(axes: Axes, seen: Sequence[int], curve: Curve) -> None:
+    values, look = 100 * np.asarray(curve.values), curve.look
+    axes.plot(
+        seen,
+        values,
+        color=look.colour,
+        linestyle=look.line,
+        marker=look.mark,
+        markersize=4 if curve.light else 5,
+        linewidth=1.2 if curve.light else 1.8,
+        alpha=0.5 if curve.light else 1.0,
+        clip_on=False,
+    )
+    if curve.deviations is not None:
+        deviations = 100 * np.asarray(curve.deviations)
+        axes.fill_between(seen, values - deviations, values + deviations, color=look.colour, alpha=0.15, linewidth=0)
+
+
+def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> Figure:
+    """The accuracy matrix: a row a step, a column a task. Row t ends at the diagonal."""
+    tasks = len(rows)
+    cells = np.full((tasks, tasks), np.nan)
+    for step, row in enumerate(rows):
+        cells[step, : len(row)] = 100 * np.asarray(row)
+    figure, axes = _figure(width, RATIO * width)
+    image = axes.imshow(cells, cmap=HEAT, norm=Normalize(0, 100), aspect="auto")
+    ticks = _spaced(range(tasks), least=tasks / 26)
+    axes.set_xticks(ticks, [str(task + 1) for task in ticks])
+    axes.set_yticks(ticks, [str(task + 1) for task in ticks])
+    axes.set(xlabel="accuracy on task", ylabel="after task")
+    _colour_bar(figure, axes, image, "accuracy (%)", [0, 25, 50, 75, 100])
+    _write_cells(axes, cells, width, decimals=1, dark_above=60)
+    return figure
+
+
+def confusion_heatmap(
+    counts: Sequence[Sequence[int]], names: Sequence[str], classes_per_task: Sequence[int], width: float = WIDTH
+) -> Figure:
+    """How often each class was answered for each true class, in percent of the true class."""
+    table = np.asarray(counts, dtype=float)
+    classes = len(table)
+    shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    figure, axes = _figure(width, RATIO * width)
+    # the square root lifts rare confusions, which are many and would else look like none
+    image = axes.imshow(shares, cmap=HEAT, norm=PowerNorm(0.5, 0, 100), interpolation="nearest", aspect="auto")
+    _tick_classes(axes, names[:classes])
+    _bound_tasks(axes, classes_per_task)
+    axes.set(xlabel="answer", ylabel="true class")
+    _colour_bar(figure, axes, image, "share of the true class (%)", [0, 1, 5, 10, 25, 50, 75, 100])
+    if classes <= COUNTED_CLASSES:
+        some = np.where(shares > 0, shares, np.nan)  # empty cells keep the picture calm
+        _write_cells(axes, some, width, decimals=0, dark_above=36)
+    return figure
+
+
+def _tick_classes(axes: Axes, names: Sequence[str]) -> None:
+    if len(names) > NAMED_CLASSES:
+        ticks = range(0, len(names), _round_step(len(names) / 10))
+        axes.set_xticks(ticks)
+        axes.set_yticks(ticks)
+        return
+    labels = [drawable(name, number, limit=14) for number, name in enumerate(names)]
+    upright = max(map(len, labels)) > 2
+    axes.set_xticks(range(len(labels)), labels, parse_math=False, rotation=90 if upright else 0)
+    axes.set_yticks(range(len(labels)), labels, parse_math=False)
+
+
+def _bound_tasks(axes: Axes, classes_per_task: Sequence[int]) -> None:
+    ends = np.cumsum(classes_per_task)
+    thickness = 0.6 if len(ends) <= TASK_TICKS else 0.25
+    for end in ends[:-1] - 0.5:
+        axes.axhline(end, color=INK, linewidth=thickness, alpha=0.7)
+        axes.axvline(end, color=INK, linewidth=thickness, alpha=0.7)
+    if 1 < len(ends) <= TASK_TICKS:
+        top = axes.secondary_xaxis("top")
+        top.set_xticks(ends - np.asarray(classes_per_task) / 2 - 0.5, [str(task + 1) for task in range(len(ends))])
+        top.tick_params(length=0, labelsize=SMALL, labelcolor=GREY, pad=2)
+        top.set_xlabel("task", fontsize=SMALL, color=GREY)
+        top.spines["top"].set_visible(False)
+
+
+def embedding_scatter(
+    points: Sequence[tuple[float, float]], groups: Sequence[int], looks: Sequence[Look], width: float = WIDTH
+) -> Figure:
+    """Points of a plane, the look of each being that of its group."""
+    plane, group = np.asarray(points, dtype=float).reshape(-1, 2), np.asarray(groups)
+    figure, axes = _figure(width, RATIO * width)
+    area = float(np.clip(9000 / max(1, len(plane)), 5, 22)) * (width / WIDTH) ** 2
+    for number, look in enumerate(looks):
+        own = plane[group == number]
+        axes.scatter(
+            own[:, 0], own[:, 1], s=area, c=look.colour, marker=look.mark, alpha=0.8, edgecolors=INK, linewidths=0.15
+        )
+    axes.set(xticks=[], yticks=[])  # the axes of t-SNE have no meaning
+    axes.spines[:].set_visible(True)
+    axes.spines[:].set_color(GRID)
+    return figure
+
+
+def loss_curves(trace: Trace) -> Figure:
+    """The loss terms of one phase, over the steps of all tasks."""
+    figure, axes = _figure(WIDTH, 2.3 + 0.2 * _legend_rows(trace.terms))
+    colours = (VERMILION, *LINE_COLOURS)
+    for number, line in enumerate(trace.terms.values()):
+        x, y = zip(*line, strict=True)
+        style = ("-", "--", ":")[number // len(colours) % 3]
+        axes.plot(x, y, color=colours[number % len(colours)], linestyle=style, linewidth=1.2)
+    values = [value for line in trace.terms.values() for _, value in line if math.isfinite(value)]
+    if values and min(values) > 0:
+        _scale_by_powers(axes, max(values) / min(values))
+    for start in trace.task_starts.values():
+        axes.axvline(start, color=GRID, linewidth=0.6, zorder=0)
+    axes.set(xlabel="steps of this phase (a thin line where a task begins)", ylabel="loss term")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    _legend(figure, axes.get_lines()[: len(trace.terms)], list(trace.terms))
+    return figure
+
+
+def time_bars(bars: Sequence[Bar]) -> Figure:
+    """Training time, a bar a method, a piece of it a task."""
+    figure, axes = _figure(WIDTH, max(RATIO * WIDTH, 1.0 + 0.34 * len(bars)))
+    longest = max(sum(bar.seconds) for bar in bars)
+    seconds, unit = next(((s, u) for s, u in ((3600, "hours"), (60, "minutes")) if longest >= 2 * s), (1, "seconds"))
+    for place, bar in enumerate(bars):
+        lengths = np.asarray(bar.seconds) / seconds
+        starts = np.cumsum(lengths) - lengths
+        axes.barh(place, lengths, left=starts, color=bar.look.colour, edgecolor="white", linewidth=0.6, height=0.5)
+        axes.text(lengths.sum(), place, f" {duration(sum(bar.seconds))}", va="center", fontsize=SMALL, color=INK)
+    axes.set_yticks(range(len(bars)), [short(bar.name, 24) for bar in bars], parse_math=False)
+    axes.set(xlabel=f"training time ({unit})", xlim=(0, 1.25 * (longest or 1) / seconds))
+    axes.invert_yaxis()
+    return figure
+
+
+def _scale_by_powers(axes: Axes, ratio: float) -> None:
+    """A logarithmic axis with plain numbers; 2 and 5 are marked too where powers of ten would be too few."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if ratio > 100 else (1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(labelsize=SMALL, labelcolor=INK, color=GREY)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set(fontsize=TEXT, color=INK)
+    return figure, axes
+
+
+def _legend_rows(names: Collection[str]) -> int:
+    most = 84 // (8 + max(len(short(name, LEGEND_LETTERS)) for name in names))  # letters in a line, and beside a name
+    return math.ceil(len(names) / min(4, max(1, most)))
+
+
+def _legend(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
+    """Under the axes. The names are written as they are: a `$` is no formula, a leading `_` hides nothing."""
+    columns = math.ceil(len(names) / _legend_rows(names))
+    legend = figure.legend(lines, [""] * len(lines), loc="outside lower center", ncols=columns, frameon=False)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set(parse_math=False, text=short(name, LEGEND_LETTERS), fontsize=SMALL, color=INK)
+
+
+def _colour_bar(figure: Figure, axes: Axes, image: AxesImage, label: str, ticks: Sequence[int]) -> None:
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=list(ticks))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL, labelcolor=INK, length=0)
+    bar.set_label(label, fontsize=SMALL, color=INK)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def _write_cells(axes: Axes, cells: Cells, width: float, decimals: int, dark_above: float) -> None:
+    """A number in every cell that has one, light on dark cells; without decimals, or none at all, in small cells."""
+    cell = 72 * 0.72 * width / len(cells)  # in points, ticks and colour bar taking the rest of the figure's width
+    letter = min(TEXT, cell / (2.0 + 0.9 * decimals))
+    if letter < LEAST_LETTER:
+        if decimals:
+            _write_cells(axes, cells, width, 0, dark_above)
+        return
+    for (row, column), value in np.ndenumerate(cells):
+        if math.isfinite(value):
+            colour = "white" if value > dark_above else INK
+            axes.text(column, row, f"{value:.{decimals}f}", ha="center", va="center", fontsize=letter, color=colour)
+
+
+def _spaced(values: Iterable[int], least: float) -> list[int]:
+    """Those of the rising values that keep their distance; the last one always."""
+    kept: list[int] = []
+    for value in reversed(list(values)):
+        if not kept or kept[-1] - value >= least:
+            kept.append(value)
+    return kept[::-1]
+
+
+def _round_step(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50 … that is not below `least`."""
+    power = int(10 ** math.floor(math.log10(max(1.0, least))))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= least)

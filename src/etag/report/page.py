@@ -1,0 +1,118 @@
+"""Pages made from run directories: one HTML file each, which needs nothing else."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from etag.core.errors import EtagError
+from etag.core.files import write_atomically
+from etag.report import comparison, pictures
+from etag.report.formats import data_size, duration, exact_count, percent, task_sizes
+from etag.report.quantities import ACCURACY_METRICS, HEADLINE
+from etag.report.records import RunRecord, read_run
+from etag.report.style import method_looks, method_name
+from etag.report.traces import traces
+
+REPORT = "report.html"
+
+
+def write_run_report(run: Path) -> Path:
+    """Write `report.html` into a run directory; returns its path."""
+    return _write(run / REPORT, "run.html", _run_values(read_run(run)))
+
+
+def write_comparison(runs: Sequence[Path], out: Path) -> Path:
+    """Write one page that compares runs on the same data and split; returns its path.
+
+    The page links to every run's own report; those that have none yet get one.
+    """
+    values = _comparison_values([read_run(run) for run in runs], out.parent)
+    for run in runs:
+        if not (run / REPORT).exists():
+            write_run_report(run)
+    return _write(out, "comparison.html", values)
+
+
+def _write(path: Path, template: str, values: dict[str, Any]) -> Path:
+    html = _environment().get_template(template).render(values)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, html)
+    except OSError as error:
+        raise EtagError(f"the report {path} can not be written: {error.strerror}.") from error
+    return path
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("etag.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": percent,
+        "duration": duration,
+        "data_size": data_size,
+        "exact_count": exact_count,
+        "task_sizes": task_sizes,
+        "method_name": method_name,
+    }
+    return environment
+
+
+def _run_values(record: RunRecord) -> dict[str, Any]:
+    metrics, embedding = record.metrics, record.embedding
+    return {
+        "metrics": metrics,
+        "tiles": HEADLINE,
+        "quantities": ACCURACY_METRICS,
+        "accuracy_curve": pictures.accuracy_curve_picture(metrics),
+        "accuracy_matrix": pictures.accuracy_matrix_picture(metrics),
+        "confusion": pictures.confusion_picture(metrics),
+        "embedding": pictures.embedding_picture(embedding, metrics) if embedding else None,
+        "embedding_key": pictures.embedding_key(metrics),
+        "losses": [pictures.loss_picture(trace) for trace in traces(record.steps)],
+        "parts": list(dict.fromkeys([*metrics.parameters_by_part, *metrics.stored_bytes_by_part])),
+        "config": record.config,
+    }
+
+
+def _comparison_values(records: Sequence[RunRecord], beside: Path) -> dict[str, Any]:
+    entries = comparison.group(records, beside)
+    looks = method_looks([entry.method for entry in entries])
+    metrics = entries[0].runs[0].metrics
+    shown = comparison.shown(entries)
+    curves = [entry.curve(look) for entry, look in zip(entries, looks, strict=True)]
+    bars = [entry.bar(look) for entry, look in zip(entries, looks, strict=True)]
+    sentence, *more_sentences = comparison.headline(entries)
+    return {
+        "metrics": metrics,
+        "sentence": sentence,
+        "more_sentences": more_sentences,
+        "setting": comparison.setting(entries),
+        "columns": comparison.COLUMNS,
+        "rows": list(zip(entries, comparison.table(entries), strict=True)),
+        "upper_bound": comparison.UPPER_BOUND,
+        "curves": pictures.comparison_curves_picture(metrics.seen, curves),
+        "times": pictures.time_picture(bars),
+        "confusions": [pictures.confusion_picture(run.metrics, name) for name, run in shown],
+        "accuracy_matrices": [pictures.accuracy_matrix_picture(run.metrics, name) for name, run in shown],
+        "embeddings": [
+            pictures.embedding_picture(run.embedding, run.metrics, name) for name, run in shown if run.embedding
+        ],
+        "embedding_key": pictures.embedding_key(shown[0][1].metrics) if _same_classes(shown) else [],
+        "about_confusion": pictures.ABOUT_CONFUSION,
+        "about_accuracy_matrix": pictures.ABOUT_ACCURACY_MATRIX,
+        "about_embedding": pictures.ABOUT_EMBEDDING,
+        "link": lambda run: quote(comparison.relative(run.path / REPORT, beside)),
+    }
+
+
+def _same_classes(shown: Sequence[tuple[str, RunRecord]]) -> bool:
+    """Whether one key fits all pictures: the order of classes may come from the seed."""
+    return len({tuple(run.metrics.class_names) for _, run in shown}) == 1

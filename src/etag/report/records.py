@@ -1,0 +1,192 @@
+"""Reading run directories: what a run left on disk, checked before anything is drawn from it."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+
+from etag.core.errors import EtagError
+from etag.evaluation.metrics import step_accuracies
+
+AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks were not learnt yet
+Tasks = Annotated[list[PositiveInt], Field(min_length=1)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Metrics(_Record):
+    """`metrics.json`: everything that was measured of one finished run."""
+
+    method: str
+    data: str
+    split: str
+    seed: int
+    accuracy_matrix: AccuracyRows
+    task_aware_matrix: AccuracyRows
+    classes_per_task: Tasks
+    class_names: list[str]
+    A_weighted: float
+    A_plain: float
+    F_weighted: float
+    F_plain: float
+    F_paper: float
+    last_accuracy: float
+    step_accuracy_weighted: list[float]
+    step_accuracy_plain: list[float]
+    train_seconds: list[float]
+    test_seconds: list[float]
+    parameters: int
+    parameters_by_part: dict[str, int]
+    stored_bytes: int
+    stored_bytes_by_part: dict[str, int]
+    confusion: list[list[NonNegativeInt]]
+    versions: dict[str, str]
+    machine: str
+    date: datetime
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
+        for name in ("accuracy_matrix", "task_aware_matrix"):
+            _check_square(name, getattr(self, name), self.tasks)
+            if any(value is None for row in _lower(getattr(self, name)) for value in row):
+                raise ValueError(f"{name} lacks a number on or below its diagonal")
+        _check_square("confusion", self.confusion, self.classes)
+        for name in ("step_accuracy_weighted", "step_accuracy_plain", "train_seconds", "test_seconds"):
+            if len(getattr(self, name)) != self.tasks:
+                raise ValueError(f"{name} must have one value for each of the {self.tasks} tasks")
+        if len(self.class_names) < self.classes:
+            raise ValueError(f"class_names must name all {self.classes} classes")
+        return self
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks were learnt."""
+        return len(self.classes_per_task)
+
+    @property
+    def classes(self) -> int:
+        """How many classes were learnt."""
+        return sum(self.classes_per_task)
+
+    @property
+    def seen(self) -> list[int]:
+        """Classes known after each task."""
+        return list(accumulate(self.classes_per_task))
+
+    @property
+    def task_of_class(self) -> list[int]:
+        """For each class, the task that brought it."""
+        return [task for task, classes in enumerate(self.classes_per_task) for _ in range(classes)]
+
+    @cached_property
+    def accuracies(self) -> list[list[float]]:
+        """The accuracy matrix as rows that end at the diagonal."""
+        return _known(self.accuracy_matrix)
+
+    @cached_property
+    def step_accuracy_task_aware(self) -> list[float]:
+        """Weighted accuracy after each task where the task of every image is known."""
+        return step_accuracies(_known(self.task_aware_matrix), self.classes_per_task, weighted=True)
+
+
+class Embedding(_Record):
+    """`embedding.json`: test features in two dimensions."""
+
+    points: list[tuple[float, float]]
+    labels: list[NonNegativeInt]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(self.points) != len(self.labels):
+            raise ValueError(f"there are {len(self.points)} points but {len(self.labels)} labels")
+        return self
+
+
+class Step(_Record):
+    """One line of `steps.jsonl`; steps count from 1 in every phase of every task."""
+
+    task: int
+    phase: str
+    step: int
+    terms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run directory, read."""
+
+    path: Path
+    metrics: Metrics
+    config: str  # YAML as written; empty if there is none
+    embedding: Embedding | None
+    steps: list[Step]
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a finished run; only `metrics.json` must be there."""
+    metrics_file, embedding_file = path / "metrics.json", path / "embedding.json"
+    metrics_text = _text(metrics_file)
+    if metrics_text is None:
+        raise EtagError(f"'{path}' holds no finished run: {metrics_file} is missing.")
+    metrics = _parse(Metrics, metrics_text, metrics_file)
+    embedding_text = _text(embedding_file)
+    embedding = None if embedding_text is None else _parse(Embedding, embedding_text, embedding_file)
+    if embedding and any(label >= metrics.classes for label in embedding.labels):
+        raise EtagError(f"{embedding_file} has labels beyond the {metrics.classes} classes of the run.")
+    return RunRecord(path, metrics, _text(path / "config.yaml") or "", embedding, _read_steps(path / "steps.jsonl"))
+
+
+def _read_steps(path: Path) -> list[Step]:
+    lines = (_text(path) or "").splitlines()
+    # a run that was killed leaves a torn line, which must not cost the page
+    return [_parse(Step, line, path) for line in lines if _is_json(line)]
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EtagError(f"{path} can not be read: {error}.") from error
+
+
+R = TypeVar("R", bound=_Record)
+
+
+def _parse(kind: type[R], text: str, path: Path) -> R:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise EtagError(f"{path} can not be used: {where + ': ' if where else ''}{reason}.") from error
+
+
+def _check_square(name: str, rows: list[list[float | None]] | list[list[int]], size: int) -> None:
+    if len(rows) != size or any(len(row) != size for row in rows):
+        raise ValueError(f"{name} must have {size} rows of {size} values")
+
+
+def _lower(rows: AccuracyRows) -> AccuracyRows:
+    return [row[: index + 1] for index, row in enumerate(rows)]
+
+
+def _known(rows: AccuracyRows) -> list[list[float]]:
+    return [[value for value in row if value is not None] for row in _lower(rows)]

@@ -1,0 +1,109 @@
+"""Names, colours and marks, the same in every picture and on every page."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle, product
+
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from matplotlib.font_manager import findfont, get_font
+
+# Okabe and Ito: told apart with every common colour blindness
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY, SILVER, WINE = "#737373", "#A6A6A6", "#882255"
+
+CLASS_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE, BLACK, YELLOW, SILVER, WINE)
+LINE_COLOURS = (BLUE, GREEN, PURPLE, ORANGE, SKY)  # yellow is too faint for lines; the others are spoken for
+LINE_MARKS = ("s", "^", "D", "v", "P", "X")
+CLASS_MARKS = ("o", "^")
+CLASSES_WITH_OWN_LOOK = len(CLASS_COLOURS) * len(CLASS_MARKS)  # more can not be told apart
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one thing is drawn."""
+
+    colour: str
+    mark: str = "o"
+    line: str = "-"
+
+
+METHOD_NAMES = {
+    "etag": "eTag",
+    "fine": "Fine",
+    "joint": "Joint",
+    "gfr": "GFR",
+    "lwf": "LwF",
+    "lwm": "LwM",
+    "ewc": "EWC",
+    "mas": "MAS",
+    "il2m": "IL2M",
+    "lucir": "Lucir",
+    "pass": "PASS",
+    "podnet": "PODNet",
+    "abd": "ABD",
+    "dgr": "DGR",
+    "bir": "BI-R",
+    "gc": "GC",
+}
+
+_SPARE_LOOKS = [Look(colour, mark) for mark, colour in product(LINE_MARKS, LINE_COLOURS)]
+METHOD_LOOKS = {
+    "etag": Look(VERMILION, "o"),
+    "fine": Look(GREY, "v", ":"),
+    "joint": Look(BLACK, "*", "--"),
+    **dict(zip(list(METHOD_NAMES)[3:], _SPARE_LOOKS, strict=False)),
+}
+
+
+def method_name(method: str) -> str:
+    """A method as papers write it; eXX is XX with embedding distillation."""
+    name = METHOD_NAMES.get(method)
+    if name is None and method[:1] == "e" and method[1:] in METHOD_NAMES:
+        return f"e{METHOD_NAMES[method[1:]]}"
+    return name or method
+
+
+def method_looks(methods: Sequence[str]) -> list[Look]:
+    """One look each: a well-known method has always the same one; no two are alike until all are used."""
+    taken = {METHOD_LOOKS[method] for method in methods if method in METHOD_LOOKS}
+    spare = cycle([look for look in _SPARE_LOOKS if look not in taken] or _SPARE_LOOKS)
+    return list(_assigned(methods, spare))
+
+
+def _assigned(methods: Sequence[str], spare: Iterator[Look]) -> Iterator[Look]:
+    for place, method in enumerate(methods):
+        first = method not in methods[:place]
+        yield METHOD_LOOKS[method] if first and method in METHOD_LOOKS else next(spare)
+
+
+def class_looks(classes: int) -> list[Look]:
+    """Looks for a few classes, which have no order."""
+    pairs = [Look(colour, mark) for mark, colour in product(CLASS_MARKS, CLASS_COLOURS)]
+    return pairs[:classes]
+
+
+def task_looks(tasks: int) -> list[Look]:
+    """Looks for any number of tasks, from early (dark) to late (light)."""
+    scale = colormaps["viridis"]
+    return [Look(to_hex(scale(0.95 * task / max(1, tasks - 1)))) for task in range(tasks)]
+
+
+def short(text: str, limit: int) -> str:
+    """One line of at most `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def drawable(name: str, number: int, limit: int) -> str:
+    """A class name for a picture; its number where the pictures' font lacks a letter."""
+    text = short(name, limit)
+    return text if text and all(_has_glyph(letter) for letter in text) else str(number)
+
+
+@cache
+def _has_glyph(letter: str) -> bool:
+    # matplotlib brings this font along, so the answer is the same everywhere
+    return bool(get_font(findfont("DejaVu Sans")).get_char_index(ord(letter)))

@@ -1,0 +1,97 @@
+import pytest
+
+from etag.core.errors import EtagError
+from etag.experiments import recipes
+from etag.experiments.config import RunConfig, resolve, validate
+from etag.methods.etag import EtagOptions
+
+
+def test_the_defaults_are_the_papers():
+    config = RunConfig(method={"name": "etag"})
+    train, generator = config.train, config.method.generator.train
+    assert (train.optimiser, train.lr, train.schedule, train.decay, train.decay_every) == ("adam", 1e-3, "step", 0.1, 30)
+    assert (train.batch_size, train.epochs, train.weight_decay) == (128, 100, 2e-4)
+    assert (generator.lr, generator.epochs, generator.weight_decay, generator.decay_every) == (1e-4, 100, 0.0, 30)
+    assert (config.model.backbone, config.model.width) == ("resnet18", 64)
+    method = config.method
+    assert (method.embedding.tau, method.lambda_ce, method.lambda_kd, method.lambda_vae) == (3.0, None, None, None)
+
+
+def test_later_ones_win_recipe_then_options_then_settings():
+    config = resolve("digits", {"seed": 3, "train.epochs": 4}, ["train.epochs=5", "train.lr=2e-3"])
+    assert (config.seed, config.train.epochs, config.train.lr) == (3, 5, 2e-3)
+    assert config.train.schedule == "onecycle", "from the recipe"
+    assert config.train.base == {"lr": 3e-3}
+
+
+def test_without_a_recipe_the_one_named_after_the_data_is_taken_if_there_is_one():
+    assert resolve(given={"data": "digits"}).model.width == 16
+    assert resolve(given={"data": "cifar100"}) == RunConfig(method={"name": "etag"}, data={"name": "cifar100"})
+
+
+def test_a_recipes_methods_section_is_for_the_method_that_is_run():
+    assert resolve("digits", {"method": "etag"}).method.generator.train.epochs == 40
+    assert not hasattr(resolve("digits", {"method": "fine"}).method, "generator")
+    assert resolve("digits", settings=["method.generator.train.epochs=2"]).method.generator.train.epochs == 2
+
+
+def test_a_setting_inside_a_group_keeps_the_groups_own_defaults():
+    assert resolve(settings=["method.embedding.tau=2"]).method.embedding == EtagOptions(
+        name="etag", embedding={"tau": 2}
+    ).embedding
+
+
+def test_a_resolved_config_resolves_to_itself():
+    config = resolve("digits", settings=["method.kd_weight=0.5"])
+    assert validate(config.plain()) == config
+
+
+def test_a_recipe_can_be_a_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("summary: mine\ndata: digits\nsplit: b4-3x2\nmethod: fine\n")
+    config = resolve(str(file))
+    assert (config.split, config.method.name, config.train.epochs) == ("b4-3x2", "fine", 100)
+
+
+def test_every_recipe_of_the_package_resolves_and_has_a_summary():
+    assert recipes.available()
+    for name, path in recipes.available().items():
+        resolve(name)
+        assert recipes.summary(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["train.epocs=5"], r"unknown option 'train.epocs': did you mean 'epochs'\? Allowed are .*batch_size"),
+        (["trian.epochs=5"], r"unknown option 'trian': did you mean 'train'\?"),
+        (["train.epochs=many"], r"option 'train.epochs' can not be 'many': .*integer"),
+        (["train.epochs=0"], r"option 'train.epochs' can not be 0: .*greater than 0"),
+        (["method.name=etagg"], r"unknown method 'etagg': did you mean 'etag'\?"),
+        (["method.generator.latnet=3"], r"unknown option 'method.generator.latnet': did you mean 'latent'\?"),
+        (["method.embedding.aux_new=some"], r"'method.embedding.aux_new' can not be 'some': .*'none', 'ce' or 'fixed'"),
+        (["data.name=cifar10"], r"unknown data source 'cifar10': did you mean 'cifar100'\?"),
+        (["model.backbone=resnet81"], r"unknown backbone 'resnet81': did you mean 'resnet18'\?"),
+        (["train.base={lr: 0}"], r"option 'train.*' can not be"),
+        (["train.epochs"], r"--set takes KEY=VALUE"),
+        (["train=3"], r"option 'train' can not be 3"),
+        (["train.lr=1e-3", "train.lr.deep=1"], r"'lr' already has a plain value"),
+        (["seed=-1"], r"option 'seed' can not be -1"),
+        (["train.epochs=[1"], r"--set train.epochs.* is not valid YAML"),
+    ],
+)
+def test_bad_settings_are_refused_in_words(settings, words):
+    with pytest.raises(EtagError, match=words):
+        resolve(settings=settings)
+
+
+def test_several_mistakes_are_told_at_once():
+    with pytest.raises(EtagError, match=r"'train.epochs'.*'train.lr'"):
+        resolve(settings=["train.epochs=x", "train.lr=-1"])
+
+
+def test_unknown_recipes_are_refused_in_words(tmp_path):
+    with pytest.raises(EtagError, match=r"unknown recipe 'digit': did you mean 'digits'\?"):
+        resolve("digit")
+    with pytest.raises(EtagError, match="does not exist"):
+        resolve(str(tmp_path / "none.yaml"))

@@ -1,0 +1,160 @@
+"""Whole runs on small real data."""
+
+import json
+
+import pytest
+import torch
+
+from etag.core.errors import EtagError
+from etag.data.scenario import build_scenario
+from etag.experiments.config import resolve
+from etag.experiments.run import run
+from etag.experiments.store import RunDirectory, tensors
+
+SMALL = {
+    "split": "b2-2x1",
+    "data.train_per_class": 20,
+    "data.test_per_class": 8,
+    "model.width": 4,
+    "train.epochs": 2,
+    "train.batch_size": 16,
+}
+QUICK_GENERATOR = {"method.generator.train.epochs": 2, "method.generator.feature_passes": 2}
+
+
+def small(method, **more):
+    quick = QUICK_GENERATOR if method == "etag" else {}
+    return resolve("digits", {"method": method, **SMALL, **quick, **more})
+
+
+@pytest.mark.parametrize("method", ["fine", "joint", "etag"])
+def test_two_runs_of_one_config_give_identical_numbers_and_weights(method, tmp_path):
+    config = small(method)
+    first, second = (run(config, tmp_path / name) for name in ("a", "b"))
+    for key in ("accuracy_matrix", "task_aware_matrix", "confusion", "A_weighted"):
+        assert first[key] == second[key]
+    weights = [tensors(RunDirectory(tmp_path / name).load_model()) for name in ("a", "b")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    other = run(small(method, seed=1), tmp_path / "c")
+    assert other["class_names"] != first["class_names"]
+
+
+def test_a_run_does_not_depend_on_the_global_generator(tmp_path):
+    config = small("etag")
+    torch.manual_seed(1)
+    first = run(config, tmp_path / "a")
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    second = run(config, tmp_path / "b")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first["confusion"] == second["confusion"]
+
+
+def test_the_run_directory_holds_all_that_is_promised(tmp_path):
+    metrics = run(small("etag"), tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run")
+    assert json.loads(directory.metrics.read_text()) == metrics
+    promised = {"accuracy_matrix", "A_weighted", "A_plain", "F_weighted", "F_plain", "F_paper", "last_accuracy"}
+    promised |= {"classes_per_task", "train_seconds", "test_seconds", "parameters", "method", "seed", "stored_bytes"}
+    assert promised <= metrics.keys()
+    matrix = metrics["accuracy_matrix"]
+    assert [[value is None for value in row] for row in matrix] == [[u > t for u in range(3)] for t in range(3)]
+    assert all(0 <= value <= 1 for row in matrix for value in row if value is not None)
+    assert metrics["classes_per_task"] == [2, 1, 1]
+    assert len(metrics["train_seconds"]) == len(metrics["test_seconds"]) == 3
+    method = directory.load_model()
+    parts = method.parts().values()
+    assert metrics["parameters"] == sum(p.numel() for part in parts for p in part.parameters())
+    assert metrics["stored_bytes"] == sum(t.nbytes for part in parts for t in part.state_dict().values())
+    lines = [json.loads(line) for line in directory.steps.read_text().splitlines()]
+    assert {(line["task"], line["phase"]) for line in lines} == {(t, p) for t in range(3) for p in ("solver", "generator")}
+    assert set(lines[-1]["terms"]) == {"kl", "recon", "guide", "match"}
+    embedding = json.loads(directory.embedding.read_text())
+    assert len(embedding["points"]) == len(embedding["labels"]) == 4 * 8
+
+
+def test_a_saved_model_answers_as_it_did_at_the_end_of_the_run(tmp_path):
+    config = small("etag", **{"train.epochs": 4})
+    metrics = run(config, tmp_path / "run")
+    method = RunDirectory(tmp_path / "run").load_model()
+    scenario, preprocess = build_scenario(config.data, config.split, config.seed)
+    predictor = method.predictor()
+    for task, expected in zip(scenario, metrics["accuracy_matrix"][-1], strict=True):
+        with torch.no_grad():
+            scores = predictor(method.solver(preprocess.normalise(task.test.pixels), predictor.need))
+        assert (scores.argmax(1) == task.test.labels).double().mean().item() == expected
+
+
+def test_joint_counts_the_images_it_keeps_and_others_have_none(tmp_path):
+    joint = run(small("joint"), tmp_path / "joint")
+    fine = run(small("fine"), tmp_path / "fine")
+    assert joint["stored_bytes_by_part"]["images"] == 4 * 20 * 64
+    assert joint["stored_bytes"] - fine["stored_bytes"] == 4 * 20 * 64
+    assert "images" not in fine["stored_bytes_by_part"]
+
+
+def test_a_run_directory_is_only_replaced_when_asked_for(tmp_path):
+    out = tmp_path / "run"
+    run(small("fine"), out)
+    before = (out / "metrics.json").read_bytes()
+    with pytest.raises(EtagError, match=r"already holds a finished run: add --restart"):
+        run(small("fine", seed=5), out)
+    assert (out / "metrics.json").read_bytes() == before
+    run(small("fine", seed=5), out, restart=True)
+    assert json.loads((out / "metrics.json").read_text())["seed"] == 5
+
+
+def test_a_folder_that_is_no_run_is_never_replaced(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(EtagError, match="is no run directory"):
+        run(small("fine"), tmp_path, restart=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "other", "missing", "format"])
+def test_a_damaged_model_is_refused_in_words(damage, tmp_path):
+    run(small("fine"), tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run")
+    if damage == "truncate":
+        directory.weights.write_bytes(directory.weights.read_bytes()[:1000])
+    elif damage == "other":
+        about = json.loads(directory.model.read_text())
+        directory.model.write_text(json.dumps(about | {"task_sizes": [2, 1]}))
+    elif damage == "missing":
+        directory.weights.unlink()
+    else:
+        about = json.loads(directory.model.read_text())
+        directory.model.write_text(json.dumps(about | {"format": 99}))
+    with pytest.raises(EtagError, match=r"does not hold a model|has format 99"):
+        directory.load_model()
+
+
+def test_a_method_learns_small_real_data_and_etag_forgets_less_than_fine(tmp_path):
+    """The demonstration in small: digits in 3 + 1 + 1 classes."""
+    settings = {"split": "b3-2x1", "model.width": 8, "train.epochs": 12, "data.train_per_class": 80}
+    results = {}
+    for method in ("fine", "etag", "joint"):
+        quick = {"method.generator.train.epochs": 20} if method == "etag" else {}
+        results[method] = run(resolve("digits", {"method": method, **settings, **quick}), tmp_path / method)
+    fine, etag, joint = (results[name]["A_weighted"] for name in ("fine", "etag", "joint"))
+    assert all(result["accuracy_matrix"][0][0] > 0.9 for result in results.values()), "each learns its base task"
+    assert joint > 0.9
+    assert etag > fine + 0.2
+    assert results["etag"]["F_plain"] < results["fine"]["F_plain"] - 0.3
+
+
+def test_the_papers_protocol_runs_on_real_cifar100(shared_data, tmp_path):
+    settings = {
+        "data.path": str(shared_data / "cifar100"),
+        "data.train_per_class": 16,
+        "data.test_per_class": 5,
+        "data.size": 16,
+        "model.width": 4,
+        "train.epochs": 1,
+        "train.batch_size": 32,
+        **QUICK_GENERATOR,
+    }
+    metrics = run(resolve(given={"data": "cifar100", "split": "b10-2x2", **settings}), tmp_path / "run")
+    assert metrics["classes_per_task"] == [10, 2, 2]
+    assert len(set(metrics["class_names"])) == 14
+    assert sum(map(sum, metrics["confusion"])) == 14 * 5

@@ -1,0 +1,38 @@
+import pytest
+
+from etag.core.errors import EtagError
+from etag.experiments import yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-3", 0.001), ("-2E+4", -20000.0), ("1.5e2", 150.0), ("5", 5), ("b50-5x10", "b50-5x10"), ("null", None)],
+)
+def test_numbers_are_read_as_people_write_them(text, value):
+    found = yaml.parse(text, "test")
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_key_given_twice_is_refused_with_its_line():
+    with pytest.raises(EtagError, match=r"recipe, line 2 .*'a' is given twice"):
+        yaml.parse("b: 1\na: 1\na: 2\n".replace("b: 1\n", "\n"), "recipe")
+
+
+def test_yaml_can_not_make_objects():
+    with pytest.raises(EtagError):
+        yaml.parse("!!python/object/apply:os.getcwd []", "recipe")
+
+
+def test_a_file_must_hold_a_mapping(tmp_path):
+    file = tmp_path / "list.yaml"
+    file.write_text("- 1\n")
+    with pytest.raises(EtagError, match="must hold a mapping"):
+        yaml.read(file)
+
+
+def test_a_binary_file_is_refused_in_words(tmp_path):
+    file = tmp_path / "binary.yaml"
+    file.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(EtagError, match="can not be read"):
+        yaml.read(file)

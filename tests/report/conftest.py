@@ -1,0 +1,122 @@
+"""Run directories made up with numpy, as a real run would leave them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etag.evaluation.metrics import step_accuracies, summary
+
+KEPT = {"fine": 0.25, "etag": 0.9, "joint": 0.985}  # share of an accuracy that is left after one more task
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    def make(folder: str = "run", **choices: Any) -> Path:
+        return write_run(tmp_path / folder, **choices)
+
+    return make
+
+
+def write_run(
+    path: Path,
+    method: str = "etag",
+    split: str = "b5-5x1",
+    classes: tuple[int, ...] = (5, 1, 1, 1, 1, 1),
+    seed: int = 0,
+    names: list[str] | None = None,
+    optional: bool = True,
+    **changes: Any,
+) -> Path:
+    """A run directory; `changes` replace values of `metrics.json`."""
+    rng = np.random.default_rng([seed, *method.encode()])
+    metrics = made_up_metrics(rng, method, split, classes, seed, names) | changes
+    path.mkdir(parents=True)
+    (path / "metrics.json").write_text(json.dumps(metrics))
+    (path / "config.yaml").write_text(f"method:\n  name: {method}\nseed: {seed}\nnote: a <tag> & more\n")
+    if optional:
+        (path / "embedding.json").write_text(json.dumps(made_up_embedding(rng, sum(classes), KEPT.get(method, 0.8))))
+        (path / "steps.jsonl").write_text("".join(made_up_steps(rng, len(classes))))
+    return path
+
+
+def made_up_metrics(
+    rng: np.random.Generator,
+    method: str,
+    split: str,
+    classes: tuple[int, ...],
+    seed: int,
+    names: list[str] | None,
+) -> dict[str, Any]:
+    tasks, total = len(classes), sum(classes)
+    rows = [[(0.97 - 0.005 * u) * KEPT.get(method, 0.8) ** (t - u) for u in range(t + 1)] for t in range(tasks)]
+    rows = [[float(np.clip(a + rng.normal(0, 0.01), 0, 1)) for a in row] for row in rows]
+    task_aware = [[a + 0.9 * (1 - a) for a in row] for row in rows]
+    seconds = rng.uniform(8, 12, tasks) * np.asarray(classes)
+    parts = {"backbone": 174_432, "head": 64 * total + total, "auxiliaries": 402_110, "generator": 88_064}
+    stored = {name: 4 * count for name, count in parts.items()}
+    return {
+        "method": method,
+        "data": "digits",
+        "split": split,
+        "seed": seed,
+        "accuracy_matrix": [row + [None] * (tasks - len(row)) for row in rows],
+        "task_aware_matrix": [row + [None] * (tasks - len(row)) for row in task_aware],
+        "classes_per_task": list(classes),
+        "class_names": names or [str(number) for number in range(total)],
+        **summary(rows, classes),
+        "step_accuracy_weighted": step_accuracies(rows, classes, weighted=True),
+        "step_accuracy_plain": step_accuracies(rows, classes, weighted=False),
+        "train_seconds": seconds.tolist(),
+        "test_seconds": (seconds / 40).tolist(),
+        "parameters": sum(parts.values()),
+        "parameters_by_part": parts,
+        "stored_bytes": sum(stored.values()),
+        "stored_bytes_by_part": stored,
+        "confusion": made_up_confusion(rng, rows[-1], classes),
+        "versions": {"etag": "0.1.0", "python": "3.11.7", "torch": "2.9.0+cpu"},
+        "machine": "Linux x86_64, 2 cores, cpu",
+        "date": "2025-03-01T12:00:00+00:00",
+    }
+
+
+def made_up_confusion(
+    rng: np.random.Generator, accuracies: list[float], classes: tuple[int, ...], images: int = 50
+) -> list[list[int]]:
+    """Wrong answers fall on all classes, on those of the last task most often."""
+    pull = np.repeat(np.linspace(0.2, 1, len(classes)), classes) ** 3
+    rows = []
+    for own, accuracy in enumerate(np.repeat(accuracies, classes)):
+        wrong = pull * rng.gamma(0.3, size=len(pull)) + 1e-9
+        wrong[own] = 0
+        chances = (1 - accuracy) * wrong / max(wrong.sum(), 1e-9)
+        chances[own] = max(0, 1 - chances.sum())
+        rows.append(rng.multinomial(images, chances).tolist())
+    return rows
+
+
+def made_up_embedding(rng: np.random.Generator, classes: int, order: float) -> dict[str, Any]:
+    labels = np.repeat(np.arange(classes), max(1, 1000 // classes))
+    centres = rng.normal(0, 30, (classes, 2))
+    points = centres[labels] + rng.normal(0, 3 / order**2, (len(labels), 2))
+    return {"points": points.round(3).tolist(), "labels": labels.tolist()}
+
+
+def made_up_steps(rng: np.random.Generator, tasks: int, steps: int = 400) -> list[str]:
+    lines = []
+    for task in range(tasks):
+        for phase, terms in (
+            ("solver", ["ce", "aux_ce", "kl", "l2", "replay"]),
+            ("generator", ["reconstruction", "kl"]),
+        ):
+            for step in range(10, steps + 1, 10):
+                used = terms[: 2 if task == 0 else None]
+                values = {t: (0.5**i) * 2 * step**-0.4 * rng.uniform(0.8, 1.2) for i, t in enumerate(used)}
+                line = {"task": task, "phase": phase, "step": step, "epoch": step // 40, "lr": 1e-3, "terms": values}
+                lines.append(json.dumps(line | {"images_per_second": 800.0}) + "\n")
+    return lines

@@ -1,0 +1,51 @@
+import pytest
+
+from etag.report.style import (
+    CLASSES_WITH_OWN_LOOK,
+    METHOD_LOOKS,
+    class_looks,
+    drawable,
+    method_looks,
+    method_name,
+    task_looks,
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("etag", "eTag"), ("fine", "Fine"), ("lwf", "LwF"), ("elwf", "eLwF"), ("my_own", "my_own"), ("", "")],
+)
+def test_methods_are_named_as_in_papers(method, name):
+    assert method_name(method) == name
+
+
+def test_a_known_method_always_looks_the_same():
+    assert method_looks(["mine", "etag", "lwf"])[1:] == [METHOD_LOOKS["etag"], METHOD_LOOKS["lwf"]]
+    assert method_looks(["lwf", "fine"])[0] == METHOD_LOOKS["lwf"]
+
+
+def test_no_two_look_alike():
+    methods = ["etag", "etag", "etag", "gfr", "mine", "fine", "joint", "yours"]
+    assert len(set(method_looks(methods))) == len(methods)
+    assert len(set(METHOD_LOOKS.values())) == len(METHOD_LOOKS)
+    assert len(set(class_looks(CLASSES_WITH_OWN_LOOK))) == CLASSES_WITH_OWN_LOOK
+    assert len(set(task_looks(26))) == 26
+
+
+def test_more_methods_than_looks_still_get_one_each():
+    assert len(method_looks([f"method {n}" for n in range(60)])) == 60
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cat", "cat"),
+        ("a rather long name", "a rather…"),
+        ("two\nlines", "two lines"),
+        ("日本", "7"),
+        (" ", "7"),
+        ("Öl", "Öl"),
+    ],
+)
+def test_names_in_pictures_fit_and_can_be_drawn(name, text):
+    assert drawable(name, number=7, limit=9) == text
