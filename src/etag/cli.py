@@ -33,8 +33,6 @@ def run(
     restart: Annotated[bool, typer.Option("--restart", help="Replace the run that is in the directory.")] = False,
 ) -> None:
     """Learn a scenario task by task, judge after each, and write a run directory with a report."""
-    from rich.console import Console
-
     from etag.app.api import default_directory, execute
     from etag.experiments.config import resolve
 
@@ -47,9 +45,8 @@ def run(
     except KeyboardInterrupt:
         typer.echo(f"interrupted: '{where}' is unfinished; the same command with --restart begins it anew.", err=True)
         raise typer.Exit(130) from None
-    console = Console(highlight=False)
-    _print_summary(console, metrics)
-    console.print(f"report: {where / 'report.html'}", soft_wrap=True)
+    _print_summary(metrics)
+    typer.echo(f"report: {where / 'report.html'}")
 
 
 @app.command()
@@ -118,11 +115,16 @@ def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -
     Console(highlight=False).print(table)
 
 
-def _print_summary(console: Any, metrics: dict[str, Any]) -> None:
+def _print_summary(metrics: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     from etag.evaluation.metrics import DEFINITIONS
 
+    table = Table(box=None, show_header=False)
     for name, definition in DEFINITIONS.items():
-        console.print(f"{name:>14} {metrics[name]:7.2%}  [dim]{definition}[/dim]")
+        table.add_row(name, f"{metrics[name]:7.2%}", f"[dim]{definition}[/dim]")
+    Console(highlight=False).print(table)
 
 
 def main() -> None:

@@ -29,14 +29,18 @@ def folder(tmp_path_factory):
 
 def test_help_does_not_import_torch(folder):
     probe = "import sys, etag.cli; sys.argv = ['etag', '--help']\ntry: etag.cli.main()\nexcept SystemExit: pass\n"
-    probe += "heavy = {'torch', 'lightning_fabric', 'matplotlib', 'sklearn', 'numpy', 'pydantic'} & set(sys.modules)\n"
+    probe += (
+        "heavy = {'torch', 'lightning_fabric', 'matplotlib', 'sklearn', 'numpy', 'pydantic'} & set(sys.modules)\n"
+    )
     probe += "print('heavy:', sorted(heavy))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=folder, timeout=60)
     assert "heavy: []" in done.stdout
     assert "run" in done.stdout
 
 
-@pytest.mark.parametrize(("command", "names"), [("methods", {"fine", "joint", "etag"}), ("data", {"digits", "cifar100"})])
+@pytest.mark.parametrize(
+    ("command", "names"), [("methods", {"fine", "joint", "etag"}), ("data", {"digits", "cifar100"})]
+)
 def test_lists_are_tables_for_people_and_json_for_programs(command, names, folder):
     said = json.loads(etag(command, "--json", cwd=folder).stdout)
     assert names <= {entry["name"] for entry in said}

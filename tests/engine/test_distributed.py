@@ -9,7 +9,6 @@ import torch
 
 from etag.core.options import RuntimeOptions
 from etag.data.scenario import build_scenario
-from etag.data.source import DataOptions
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import resolve
@@ -77,4 +76,8 @@ def test_a_whole_run_in_two_processes_writes_one_run_directory(options, tmp_path
     metrics = run(config, tmp_path / "run", strategy="ddp_spawn")
     assert len(metrics["accuracy_matrix"]) == 2
     assert sum(map(sum, metrics["confusion"])) == 4 * 6, "every test image is judged once"
-    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"metrics.json", "model.safetensors", "steps.jsonl"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {
+        "metrics.json",
+        "model.safetensors",
+        "steps.jsonl",
+    }

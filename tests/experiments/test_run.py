@@ -67,7 +67,8 @@ def test_the_run_directory_holds_all_that_is_promised(tmp_path):
     assert metrics["parameters"] == sum(p.numel() for part in parts for p in part.parameters())
     assert metrics["stored_bytes"] == sum(t.nbytes for part in parts for t in part.state_dict().values())
     lines = [json.loads(line) for line in directory.steps.read_text().splitlines()]
-    assert {(line["task"], line["phase"]) for line in lines} == {(t, p) for t in range(3) for p in ("solver", "generator")}
+    phases = {(task, phase) for task in range(3) for phase in ("solver", "generator")}
+    assert {(line["task"], line["phase"]) for line in lines} == phases
     assert set(lines[-1]["terms"]) == {"kl", "recon", "guide", "match"}
     embedding = json.loads(directory.embedding.read_text())
     assert len(embedding["points"]) == len(embedding["labels"]) == 4 * 8

@@ -53,8 +53,10 @@ class Task:
             cut = len(rows) - round(share * len(rows))
             kept.append(rows[:cut])
             held.append(rows[cut:])
-        train = self.train.select(torch.cat(kept).sort().values)
-        return replace(self, train=train), self.train.select(torch.cat(held).sort().values)
+        rows = torch.cat(held).sort().values
+        if not len(rows):
+            return self, None
+        return replace(self, train=self.train.select(torch.cat(kept).sort().values)), self.train.select(rows)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
     try:
         entries = json.loads(text)
     except json.JSONDecodeError:
-        entries = text.split()
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        entries = lines if len(lines) > 1 else text.split()
     if not isinstance(entries, list) or not entries:
         raise EtagError(f"the class order '{file}' must list class names or numbers, one a line or as a JSON list.")
     numbers = {name: number for number, name in enumerate(classes)}

@@ -126,20 +126,18 @@ class Method(ABC):
     def end_task(self, task: Task) -> None:  # noqa: B027 (most methods have nothing to do here)
         """After the last phase."""
 
-    def solver_phase(
-        self, task: Task, terms: Sequence[Term], views: Views = IDENTITY, idle: Sequence[nn.Module] = ()
-    ) -> Phase:
-        """Train the whole solver, except its `idle` parts, on the sum of the terms."""
+    def solver_phase(self, task: Task, terms: Sequence[Term], views: Views = IDENTITY) -> Phase:
+        """Train the solver, as far as the terms make use of it, on their sum."""
         c, stream = self.context, self.stream("solver")
         training = c.train.for_task(task.index)
         task, held_out = task.holding_out(training.validation)
-        resting = {id(p) for module in idle for p in module.parameters()}
+        objective = SolverObjective(self.solver, self.teacher, terms, views)
         size, drop_last = training.batch_size, training.drop_last
         return Phase(
             name="solver",
-            module=SolverObjective(self.solver, self.teacher, terms, views),
+            module=objective,
             batches=ImageBatches(task.train, c.preprocess, size, stream, c.placement, drop_last=drop_last),
-            players=(Player([p for p in self.solver.parameters() if id(p) not in resting]),),
+            players=(Player(self.solver.used_for(objective.need)),),
             training=training,
             batch_norm="train" if task.index == 0 else self.options.batch_norm,
             validation=None

@@ -79,6 +79,7 @@ class ETag(Method):
     def begin_task(self, task: Task) -> None:
         """The old generator is kept as the old solver is."""
         self.replay.begin_task(task)
+        self.embedding.begin_task(self.solver, task.index)  # before the teacher is taken, for both
         super().begin_task(task)
 
     def grow(self, classes: int) -> None:
@@ -92,8 +93,7 @@ class ETag(Method):
     def phases(self, task: Task) -> Plan:
         """Solver, features, generator."""
         ratio = class_ratio(task, self.options.ratio)
-        idle = self.embedding.idle(self.solver, task.index)
-        yield self.solver_phase(task, self.terms(task, ratio), self.embedding.views, idle)
+        yield self.solver_phase(task, self.terms(task, ratio), self.embedding.views)
         if task.seen == self.context.classes and not self.options.generator.last_task:
             return
         swept = yield self.replay.features(task, self.solver, self.stream("features"))

@@ -6,10 +6,7 @@ from etag.methods.base import Card, Method, method
 from etag.methods.parts.classification import classification
 
 
-@method(
-    "fine",
-    Card(summary="fine-tuning: the lower reference", source="naive baseline", stores="the solver"),
-)
+@method("fine", Card("fine-tuning: the lower reference", "naive baseline", "solver"))
 class Fine(Method):
     """Cross-entropy on the task at hand over all classes seen so far."""
 

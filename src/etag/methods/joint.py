@@ -16,15 +16,7 @@ class JointOptions(MethodOptions):
     start: Literal["warm", "scratch"] = Field("warm", description="go on from the last task's solver, or start anew")
 
 
-@method(
-    "joint",
-    Card(
-        "joint training on all data: the oracle",
-        "Chen and Liu, 2018",
-        "the solver, and all images",
-        all_data=True,
-    ),
-)
+@method("joint", Card("training on all data: the oracle", "Chen and Liu, 2018", "solver, all images", all_data=True))
 class Joint(Method):
     """Cross-entropy over all classes seen so far, on the images of all of them."""
 

@@ -35,12 +35,22 @@ class Solver(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
         self.auxiliaries: Modules[Auxiliary] = Modules()
+        self.auxiliaries_in_use = 0  # the first so many are computed
 
     def add_auxiliaries(self, count: int, stream: Stream) -> None:
         """An auxiliary classifier, still without outputs, behind each of the first `count` stages."""
         for stage in range(1, count + 1):
             branch = build(lambda stage=stage: self.backbone.branch(stage), stream.generator("branch", stage))  # type: ignore[misc]
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
+        self.auxiliaries_in_use = count
+
+    def used_for(self, need: Need) -> list[nn.Parameter]:
+        """The parameters that what is needed is computed from."""
+        parts = [self.backbone, self.head, *self._auxiliaries_for(need)]
+        return [parameter for part in parts for parameter in part.parameters()]
+
+    def _auxiliaries_for(self, need: Need) -> list[Auxiliary]:
+        return list(self.auxiliaries)[: self.auxiliaries_in_use] if need & Need.AUXILIARY else []
 
     def forward(self, images: Tensor, need: Need, views: int = 1) -> Outputs:
         """What is needed of one pass. `images` holds all views, image by image.
@@ -49,7 +59,7 @@ class Solver(nn.Module):
         embedding distillation does not need.
         """
         outputs = Outputs()
-        auxiliaries = list(self.auxiliaries) if need & Need.AUXILIARY else []
+        auxiliaries = self._auxiliaries_for(need)
         stages = self.backbone.stages
         x = images
         for number, stage in enumerate(stages, start=1):
@@ -67,9 +77,10 @@ class Solver(nn.Module):
         features = self.backbone.pool(x)
         if need & Need.VIEW_FEATURES:
             outputs.view_features = features
-        outputs.feature = features[::views]
+        if need & Need.FEATURE:
+            outputs.feature = features[::views]
         if need & Need.LOGITS:
-            outputs.logits = self.head(outputs.feature)
+            outputs.logits = self.head(features[::views])
         return outputs
 
 

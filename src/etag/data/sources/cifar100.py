@@ -29,12 +29,12 @@ def load(folder: Path) -> Dataset:
 
 
 def _read(file: Path) -> tuple[MemoryImages, tuple[str, ...]]:
-    import pyarrow
+    import pyarrow.compute
     import pyarrow.parquet
 
     try:
         table = pyarrow.parquet.read_table(file, columns=["img", "fine_label"])
-        encoded = table.column("img").combine_chunks().field("bytes")
+        encoded = pyarrow.compute.struct_field(table.column("img"), "bytes")
         pixels = np.stack([_decode(png.as_py()) for png in encoded])
         labels = torch.from_numpy(table.column("fine_label").to_numpy().copy()).long()
     except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:

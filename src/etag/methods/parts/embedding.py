@@ -3,7 +3,7 @@
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 
 from etag.core.errors import EtagError
 from etag.core.options import Options
@@ -48,6 +48,11 @@ class EmbeddingDistillation:
             raise EtagError(f"embedding.num_aux={count} does not fit: {stages - 1} or {stages} are possible here.")
         solver.add_auxiliaries(count, stream)
 
+    def begin_task(self, solver: Solver, index: int) -> None:
+        """After the base task an auxiliary behind the last stage rests, unless new classes are trained in it."""
+        if index and self.options.aux_new != "ce":
+            solver.auxiliaries_in_use = len(solver.backbone.stages) - 1
+
     def grow(self, solver: Solver, classes: int, all_classes: int, stream: Stream) -> None:
         """Make room for new classes, as `aux_new` says."""
         first = all(auxiliary.head.outputs == 0 for auxiliary in solver.auxiliaries)
@@ -55,10 +60,6 @@ class EmbeddingDistillation:
         if outputs := room[self.options.aux_new] * self.views.count:
             for number, auxiliary in enumerate(solver.auxiliaries):
                 auxiliary.head.grow(outputs, stream.generator("auxiliary", number))
-
-    def idle(self, solver: Solver, task: int) -> list[nn.Module]:
-        """Auxiliaries that no term looks at: the one behind the last stage, after the base task."""
-        return list(solver.auxiliaries[len(solver.backbone.stages) - 1 :]) if task else []
 
     def construction(self, weight: float) -> Term:
         """Eq. (2). It runs over all outputs, so each of them gets a gradient before it is ever distilled."""

@@ -23,9 +23,9 @@ class SolverObjective(nn.Module):
         self.solver, self.teacher = solver, teacher
         self._terms = [term for term in terms if term.weight]
         self._views = views
-        self._student_need = reduce(or_, (term.student for term in self._terms), Need.NOTHING)
+        self.need = reduce(or_, (term.student for term in self._terms), Need.NOTHING)
         self._teacher_need = reduce(or_, (term.teacher for term in self._terms), Need.NOTHING)
-        self._with_views = bool((self._student_need | self._teacher_need) & (Need.AUXILIARY | Need.VIEW_FEATURES))
+        self._with_views = bool((self.need | self._teacher_need) & (Need.AUXILIARY | Need.VIEW_FEATURES))
 
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms."""
@@ -35,5 +35,5 @@ class SolverObjective(nn.Module):
         teacher = Outputs()
         if self._teacher_need and self.teacher is not None:
             teacher = self.teacher.targets(images, self._teacher_need, views)
-        step = Step(batch, self.solver(images, self._student_need, views), teacher)
+        step = Step(batch, self.solver(images, self.need, views), teacher)
         return {term.name: term.weight * term.compute(step) for term in self._terms}

@@ -158,15 +158,16 @@ class GeneratorObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms; `batch.inputs` are features."""
-        o, task = self._options, self._task
+        o, task, weights = self._options, self._task, self._weights
         first, end = outputs_in(o.ce_current_support, task)
+        old = self.old if weights.get("match") or weights["guide_old"] else None
         mean, log_variance = self.generator.encode(batch.inputs, batch.labels)
         noise = batch.draws.normal("posterior", batch.total, o.latent)
         codes, labels = [reparametrise(mean, log_variance, noise)], [batch.labels]
         if o.ce_current_input == "prior":
             codes.append(batch.draws.normal("prior", batch.total, o.latent))
             labels.append(batch.labels)
-        if self.old is not None:
+        if old is not None:
             codes.append(batch.draws.normal("old codes", batch.total, o.latent))
             labels.append(batch.draws.integers("old labels", 0, task.old, batch.total))
         decoded = self.generator.decode(torch.cat(codes), torch.cat(labels))
@@ -178,11 +179,10 @@ class GeneratorObjective(nn.Module):
             "recon": squared_error(made[0], batch.inputs, half=o.recon == "gaussian"),
             "guide": cross_entropy(self.head(guided), batch.labels, first, end),
         }
-        if self.old is not None:
+        if old is not None:
             with torch.no_grad():
-                wanted = self.old.network.decode(codes[-1], labels[-1])
+                wanted = old.network.decode(codes[-1], labels[-1])
             gaussian = o.old_match_reduction == "gaussian"
             terms["match"] = squared_error(made[-1], wanted, half=gaussian, per_row=gaussian)
-            if self._weights["guide_old"]:
-                terms["guide_old"] = cross_entropy(self.head(made[-1]), labels[-1], 0, end)
-        return {name: self._weights[name] * value for name, value in terms.items() if self._weights[name]}
+            terms["guide_old"] = cross_entropy(self.head(made[-1]), labels[-1], 0, end)
+        return {name: weights[name] * value for name, value in terms.items() if weights[name]}

@@ -1,0 +1,130 @@
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from etag.core.errors import EtagError
+from etag.core.random import Placement, Stream
+from etag.data.batches import FeatureBatches, ImageBatches
+from etag.data.images import MemoryImages
+from etag.data.preprocess import Preprocess
+
+PLAIN = Preprocess((0.0,), (1 / 255,), size=8, flip=True)  # leaves bytes as they are
+STREAM = Stream.root(0).child("solver")
+
+
+def images(count):
+    """Images that can be told apart by their label, which is their number."""
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
+    return MemoryImages(torch.from_numpy(pixels), torch.arange(count))
+
+
+def batches(count=20, size=6, rank=0, world=1, **options):
+    return ImageBatches(images(count), PLAIN, size, STREAM, Placement(rank=rank, world=world), **options)
+
+
+def labels(epoch):
+    return [batch.labels.tolist() for batch in epoch]
+
+
+def flat(lists):
+    return list(chain.from_iterable(lists))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("count", "size"), [(20, 6), (18, 6), (4, 6), (1, 1)])
+def test_an_epoch_visits_each_image_once(count, size, shuffle):
+    source = batches(count, size, shuffle=shuffle)
+    visited = labels(source.epoch(0))
+    assert sorted(flat(visited)) == list(range(count))
+    assert len(visited) == len(source) == -(-count // size)
+    assert {len(rows) for rows in visited[:-1]} <= {size}
+
+
+def test_an_epoch_can_be_entered_again_and_differs_from_the_next():
+    source = batches()
+    first, second = labels(source.epoch(0)), labels(source.epoch(1))
+    assert first != second
+    assert labels(source.epoch(0)) == first
+    assert labels(batches().epoch(1)) == second  # without having been through epoch 0
+
+
+def test_augmentation_repeats_exactly_and_differs_by_epoch_and_step():
+    source = batches(count=12, size=12)
+    (first,), (again,), (other,) = (list(source.epoch(index)) for index in (0, 0, 1))
+    assert torch.equal(first.inputs, again.inputs)
+    in_order = [batch.inputs[batch.labels.argsort()] for batch in (first, other)]
+    assert not torch.equal(*in_order)
+    keys = {batch.draws.stream.key for epoch in range(2) for batch in batches().epoch(epoch)}
+    assert len(keys) == 2 * len(batches())
+
+
+def test_without_shuffling_and_augmentation_images_come_as_they_are():
+    source = batches(shuffle=False, augment=False)
+    assert flat(labels(source.epoch(3))) == list(range(20))
+    assert torch.equal(torch.cat([batch.inputs for batch in source.epoch(3)]).round().byte(), images(20).pixels)
+
+
+@pytest.mark.parametrize(("count", "steps"), [(20, 3), (18, 3), (6, 1), (5, 1)])
+def test_the_short_last_batch_is_dropped_if_there_is_a_full_one(count, steps):
+    source = batches(count, 6, drop_last=True)
+    sizes = [len(rows) for rows in labels(source.epoch(0))]
+    assert sizes == [min(count, 6)] * steps
+    assert len(source) == steps
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_several_processes_make_the_batches_of_one(world, drop_last):
+    count = 30  # the world divides it, so no image is left over
+    alone = list(batches(count, 12, drop_last=drop_last).epoch(2))
+    several = [list(batches(count, 12, rank, world, drop_last=drop_last).epoch(2)) for rank in range(world)]
+    for step, batch in enumerate(alone):
+        shares = [own[step] for own in several]
+        assert torch.equal(torch.cat([share.labels for share in shares]), batch.labels)
+        assert torch.equal(torch.cat([share.inputs for share in shares]), batch.inputs)  # augmented alike
+        assert {share.total for share in shares} == {batch.total} == {len(batch.labels)}
+        assert len({len(share.labels) for share in shares}) == 1
+
+
+def test_images_that_can_not_be_shared_evenly_are_left_out_of_the_epoch():
+    several = [labels(batches(21, 6, rank, 2).epoch(0)) for rank in range(2)]
+    visited = flat(flat(several))
+    assert len(visited) == len(set(visited)) == 20
+
+
+def test_a_sweep_leaves_no_image_out():
+    several = [labels(batches(21, 6, rank, 2, shuffle=False).epoch(0)) for rank in range(2)]
+    together = [a + b for a, b in zip(*several, strict=True)]
+    assert flat(together) == list(range(21))
+
+
+def test_a_batch_that_can_not_be_shared_evenly_is_refused():
+    with pytest.raises(EtagError, match="a batch of 7 can not be shared evenly by 2 processes"):
+        batches(size=7, world=2)
+    batches(size=7, world=2, shuffle=False)
+
+
+@pytest.mark.parametrize(("count", "world"), [(0, 1), (1, 2)])
+def test_too_few_images_are_refused(count, world):
+    with pytest.raises(EtagError, match=f"{count} images are too few"):
+        batches(count, 6, world=world)
+
+
+def test_feature_batches_use_the_passes_in_turn():
+    passes = torch.arange(3.0)[:, None, None] * 100 + torch.arange(10.0)[None, :, None]
+    source = FeatureBatches(passes, torch.arange(10), 4, STREAM, Placement())
+    for epoch in range(7):
+        for batch in source.epoch(epoch):
+            assert batch.inputs.flatten().tolist() == [100 * (epoch % 3) + row for row in batch.labels.tolist()]
+
+
+def test_feature_batches_shuffle_and_share_as_image_batches_do():
+    def made(rank=0, world=1):
+        placement = Placement(rank=rank, world=world)
+        own = FeatureBatches(torch.zeros(1, 20, 3), torch.arange(20), 6, STREAM, placement, drop_last=True)
+        return labels(own.epoch(1))
+
+    assert made() == labels(batches(drop_last=True).epoch(1))
+    assert [a + b for a, b in zip(made(0, 2), made(1, 2), strict=True)] == made()

@@ -1,0 +1,226 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etag.core.errors import EtagError
+from etag.data.images import MemoryImages
+from etag.data.scenario import build_scenario, class_order, parse_split
+from etag.data.source import DataOptions, Dataset
+
+# -- splits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("b50-5x10", [50, 10, 10, 10, 10, 10]),
+        ("b50-10x5", [50] + [5] * 10),
+        ("b50-25x2", [50] + [2] * 25),
+        ("b0-4x25", [25, 25, 25, 25]),
+        ("b0-1x100", [100]),
+        ("b5-5x1", [5, 1, 1, 1, 1, 1]),
+        ("b40-20x3", [40] + [3] * 20),
+    ],
+)
+def test_a_split_names_the_classes_of_each_task(name, sizes):
+    assert parse_split(name, 100) == sizes
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "b50", "50-5x10", "b50-5", "b50-5x", "b-5x10", "b50-5x10 ", "B50-5x10", "b50-5×10", "b50--5x10", "b5-1x1.5"],
+)
+def test_a_malformed_split_is_refused_with_an_example(name):
+    with pytest.raises(EtagError, match=r"bBASE-TASKSxCLASSES, such as b50-5x10"):
+        parse_split(name)
+
+
+@pytest.mark.parametrize("name", ["b50-0x10", "b50-5x0", "b0-0x0"])
+def test_a_task_without_classes_is_refused(name):
+    with pytest.raises(EtagError, match="tasks without classes"):
+        parse_split(name)
+
+
+def test_more_classes_than_there_are_is_refused():
+    with pytest.raises(EtagError, match="'b50-6x10' needs 110 classes, but the data has only 100"):
+        parse_split("b50-6x10", 100)
+
+
+@given(base=st.integers(0, 99), tasks=st.integers(1, 30), step=st.integers(1, 30))
+def test_any_split_has_the_tasks_and_classes_it_names(base, tasks, step):
+    sizes = parse_split(f"b{base}-{tasks}x{step}")
+    assert sum(sizes) == base + tasks * step
+    assert len(sizes) == tasks + (base > 0)
+    assert set(sizes[1:]) <= {step}
+
+
+# -- class orders ----------------------------------------------------------------------------------
+
+
+def dataset(*classes):
+    one_each = MemoryImages(torch.zeros(len(classes), 1, 2, 2, dtype=torch.uint8), torch.arange(len(classes)))
+    return Dataset(one_each, one_each, classes, mean=(0.5,), std=(0.5,))
+
+
+HUNDRED = dataset(*(str(number) for number in range(100)))
+ANIMALS = dataset("cat", "dog", "emu", "yak")
+
+
+def test_seed_1993_is_the_icarl_order():
+    order = class_order(HUNDRED, DataOptions(order=1993), seed=0)
+    assert order[:5] == [68, 56, 78, 8, 23]
+    assert sorted(order) == list(range(100))
+
+
+def test_no_order_takes_the_runs_seed():
+    assert class_order(HUNDRED, DataOptions(), seed=1993) == class_order(HUNDRED, DataOptions(order=1993), seed=0)
+
+
+def test_the_inverse_rule_gives_class_c_the_label_at_place_c():
+    permutation = np.random.RandomState(3).permutation(100)
+    order = class_order(HUNDRED, DataOptions(order=3, order_rule="inverse"), seed=0)
+    label_of = {number: label for label, number in enumerate(order)}
+    assert [label_of[c] for c in range(100)] == permutation.tolist()
+    assert class_order(HUNDRED, DataOptions(order=3), seed=0) == permutation.tolist()
+
+
+def test_the_natural_order_is_the_sources():
+    assert class_order(ANIMALS, DataOptions(order="natural"), seed=7) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("yak\ncat\nemu\n", [3, 0, 2]),
+        ("3\n0\n2\n1", [3, 0, 2, 1]),
+        (json.dumps(["emu", "dog"]), [2, 1]),
+        (json.dumps([2, 1]), [2, 1]),
+    ],
+    ids=["names", "numbers", "JSON names", "JSON numbers"],
+)
+def test_an_order_file_lists_names_or_numbers(tmp_path, text, order):
+    (tmp_path / "order").write_text(text)
+    assert class_order(ANIMALS, DataOptions(order=str(tmp_path / "order")), seed=0) == order
+
+
+def test_an_order_file_with_one_name_a_line_may_hold_names_of_two_words(tmp_path):
+    (tmp_path / "order").write_text("polar bear\ncat\n")
+    options = DataOptions(order=str(tmp_path / "order"))
+    assert class_order(dataset("cat", "polar bear"), options, seed=0) == [1, 0]
+
+
+def test_a_class_called_by_a_number_goes_before_the_class_of_that_number(tmp_path):
+    (tmp_path / "order").write_text("0\n1")
+    assert class_order(dataset("1", "0"), DataOptions(order=str(tmp_path / "order")), seed=0) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cat\ngnu", "names 'gnu', which is no class"),
+        ("cat\n4", "names '4', which is no class"),
+        ("cat\ndog\ncat", "names a class twice"),
+        ("cat\n0", "names a class twice"),
+        ("", "must list class names or numbers"),
+        ('{"cat": 1}', "must list class names or numbers"),
+    ],
+)
+def test_a_bad_order_file_is_refused(tmp_path, text, said):
+    (tmp_path / "order").write_text(text)
+    with pytest.raises(EtagError, match=said):
+        class_order(ANIMALS, DataOptions(order=str(tmp_path / "order")), seed=0)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\xff"], ids=["missing", "not text"])
+def test_an_order_file_that_can_not_be_read_is_named(tmp_path, content):
+    if content is not None:
+        (tmp_path / "order").write_bytes(content)
+    with pytest.raises(EtagError, match=r"class order '.*order' can not be read"):
+        class_order(ANIMALS, DataOptions(order=str(tmp_path / "order")), seed=0)
+
+
+# -- scenarios -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["b5-5x1", "b0-5x2", "b4-2x3", "b0-1x3"])
+def test_labels_count_the_classes_in_the_order_they_arrive(split):
+    scenario, _ = build_scenario(DataOptions(), split, seed=2)
+    sizes = parse_split(split)
+    assert scenario.classes_per_task == sizes
+    assert len(scenario.classes) == sum(sizes)
+    for index, task in enumerate(scenario):
+        assert (task.index, task.old, task.new) == (index, sum(sizes[:index]), sizes[index])
+        assert (task.seen, task.base) == (sum(sizes[: index + 1]), sizes[0])
+        for images in (task.train, task.test):  # so tasks are disjoint as well
+            assert images.labels.unique().tolist() == list(range(task.old, task.seen))
+
+
+def test_an_image_keeps_its_class_and_no_image_is_lost():
+    scenario, _ = build_scenario(DataOptions(), "b5-5x1", seed=2)
+    source, _ = build_scenario(DataOptions(order="natural"), "b0-1x10", seed=0)
+
+    def collection(tasks, part):
+        images = [getattr(task, part) for task in tasks.tasks]
+        rows = [
+            (pixels.numpy().tobytes(), int(label))
+            for i in images
+            for pixels, label in zip(i.pixels, i.labels, strict=True)
+        ]
+        return sorted((pixels, tasks.classes[label]) for pixels, label in rows)
+
+    for part in ("train", "test"):
+        assert collection(scenario, part) == collection(source, part)
+
+
+def test_only_the_first_images_of_each_class_are_used():
+    whole, _ = build_scenario(DataOptions(), "b5-5x1", seed=0)
+    few, _ = build_scenario(DataOptions(train_per_class=7, test_per_class=3), "b5-5x1", seed=0)
+    for task, full in zip(few, whole, strict=True):
+        for part, count in (("train", 7), ("test", 3)):
+            images, source = getattr(task, part), getattr(full, part)
+            for label in range(task.old, task.seen):
+                assert torch.equal(
+                    images.pixels[images.labels == label], source.pixels[source.labels == label][:count]
+                )
+
+
+def test_a_limit_above_what_there_is_changes_nothing():
+    whole, _ = build_scenario(DataOptions(), "b0-1x10", seed=0)
+    same, _ = build_scenario(DataOptions(train_per_class=10_000), "b0-1x10", seed=0)
+    assert torch.equal(same.tasks[0].train.pixels, whole.tasks[0].train.pixels)
+
+
+def test_images_are_resized_with_their_brightness_kept():
+    plain, _ = build_scenario(DataOptions(train_per_class=5), "b0-1x10", seed=0)
+    large, preprocess = build_scenario(DataOptions(train_per_class=5, size=16), "b0-1x10", seed=0)
+    before, after = plain.tasks[0].train.pixels, large.tasks[0].train.pixels
+    assert (large.size, preprocess.size, preprocess.padding) == (16, 16, 2)
+    assert after.shape == (50, 1, 16, 16)
+    assert after.dtype == torch.uint8
+    torch.testing.assert_close(after.float().mean((1, 2, 3)), before.float().mean((1, 2, 3)), atol=2.0, rtol=0)
+
+
+@pytest.mark.parametrize(("flip", "expected"), [(None, False), (True, True), (False, False)])
+def test_the_mirror_is_the_sources_choice_unless_it_is_ours(flip, expected):
+    _, preprocess = build_scenario(DataOptions(flip=flip), "b5-5x1", seed=0)
+    assert preprocess.flip is expected
+
+
+def test_the_order_options_decide_which_classes_come_first():
+    names = {
+        rule: build_scenario(DataOptions(order=1, order_rule=rule), "b3-1x2", seed=0)[0].classes
+        for rule in ("position", "inverse")
+    }
+    permutation = np.random.RandomState(1).permutation(10).tolist()
+    assert names["position"] == tuple(str(c) for c in permutation[:5])
+    assert names["inverse"] == tuple(str(permutation.index(label)) for label in range(5))
+    assert build_scenario(DataOptions(order="natural"), "b3-1x2", seed=0)[0].classes == ("0", "1", "2", "3", "4")
+
+
+def test_an_unknown_source_is_answered_with_the_nearest():
+    with pytest.raises(EtagError, match="did you mean 'digits'"):
+        build_scenario(DataOptions(name="digit"), "b5-5x1", seed=0)

@@ -1,0 +1,110 @@
+import pytest
+import torch
+
+from etag.core.outputs import Need
+from etag.core.random import Placement
+from etag.core.scenario import Task
+from etag.evaluation.evaluate import answers_sweep, features_sweep, judge
+
+TWO_TASKS = [Task(0, 0, 2, None, None, base=2), Task(1, 2, 1, None, None, base=2)]
+
+
+def answers(*rows):
+    """Rows of (label, answer, answer within the task)."""
+    return dict(zip(("label", "answer", "within"), torch.tensor(rows).T, strict=True))
+
+
+def test_accuracies_and_confusion_by_hand():
+    found = judge(answers((0, 0, 0), (0, 2, 0), (0, 1, 1), (1, 1, 1), (2, 2, 2), (2, 0, 2)), TWO_TASKS)
+    assert found.accuracies == [2 / 4, 1 / 2]
+    assert found.task_aware == [3 / 4, 1.0]
+    assert found.confusion == [[1, 1, 1], [0, 1, 0], [1, 0, 1]]
+
+
+def test_an_answer_beyond_the_classes_seen_is_wrong_and_in_no_column():
+    found = judge(answers((0, 5, 0), (0, 0, 0), (1, 3, 1), (2, 2, 2)), TWO_TASKS)
+    assert found.accuracies == [1 / 3, 1.0]
+    assert found.task_aware == [1.0, 1.0]
+    assert found.confusion == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def test_the_order_of_images_does_not_matter():
+    rows = [(0, 0, 0), (2, 0, 2), (1, 1, 1), (0, 2, 1)]
+    assert judge(answers(*rows), TWO_TASKS) == judge(answers(*reversed(rows)), TWO_TASKS)
+
+
+@pytest.fixture
+def learnt(lab):
+    """Two tasks of three learnt by a solver whose head knows all classes."""
+    laboratory = lab("fine", {"head": "fixed", "argmax": "all"}, lr=0.01, epochs=3)
+    laboratory.learn(0, 1)
+    return laboratory
+
+
+@pytest.mark.parametrize("argmax", ["seen", "all"])
+def test_the_sweep_answers_as_the_solver_does_image_by_image(learnt, argmax, disturb):
+    method, tasks = learnt.method, learnt.scenario.tasks[:2]
+    method.options = method.options.model_copy(update={"argmax": argmax})
+    (block,) = disturb(method.solver.head, scale=1.0).blocks
+    images = tasks[0].test.join([tasks[1].test])
+    features = learnt.engine.sweep(features_sweep(images, method.solver, learnt.preprocess, Placement()))["feature"]
+    block.bias.data = -block.weight.data @ features.mean(0)  # so that answers are many and various
+    sweep = answers_sweep(tasks, method.solver, method.predictor(), learnt.preprocess, Placement())
+    found = learnt.engine.sweep(sweep)
+
+    expected, competing = [], 5 if argmax == "seen" else 7
+    for task in tasks:
+        for pixels, label in zip(task.test.pixels, task.test.labels.tolist(), strict=True):
+            inputs = learnt.preprocess.normalise(pixels[None])
+            logits = method.solver.eval()(inputs, Need.LOGITS).logits[0].tolist()
+            answer = max(range(competing), key=logits.__getitem__)
+            expected.append((label, answer, max(range(task.old, task.seen), key=logits.__getitem__)))
+    assert list(zip(*(found[name].tolist() for name in ("label", "answer", "within")), strict=True)) == expected
+    assert len({answer for _, answer, _ in expected}) > 3
+    assert any(answer >= 5 for _, answer, _ in expected) is (argmax == "all")
+
+    judged = judge(found, tasks)
+    for index, task in enumerate(tasks):
+        own = [row for row in expected if task.old <= row[0] < task.seen]
+        assert judged.accuracies[index] == sum(label == answer for label, answer, _ in own) / len(own)
+        assert judged.task_aware[index] == sum(label == within for label, _, within in own) / len(own)
+    for true, row in enumerate(judged.confusion):
+        for answer, count in enumerate(row):
+            assert count == sum(label == true and a == answer for label, a, _ in expected)
+
+
+def test_scores_may_be_negative(learnt):
+    class Logits:
+        need = Need.LOGITS
+
+        def __call__(self, outputs):
+            return outputs.logits[:, :5] - 1000
+
+    tasks, method = learnt.scenario.tasks[:2], learnt.method
+    method.options = method.options.model_copy(update={"argmax": "seen"})
+    found = [
+        learnt.engine.sweep(answers_sweep(tasks, method.solver, predictor, learnt.preprocess, Placement()))
+        for predictor in (method.predictor(), Logits())
+    ]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in ("answer", "within"))
+
+
+def test_features_are_those_of_the_images_in_order(learnt):
+    images = learnt.scenario.tasks[0].test
+    found = learnt.engine.sweep(features_sweep(images, learnt.method.solver, learnt.preprocess, Placement()))
+    assert torch.equal(found["label"], images.labels)
+    alone = [learnt.preprocess.normalise(pixels[None]) for pixels in images.pixels]
+    expected = torch.cat([learnt.method.solver(inputs, Need.FEATURE).feature for inputs in alone])
+    torch.testing.assert_close(found["feature"], expected)
+    assert not found["feature"].requires_grad
+
+
+def test_evaluation_changes_nothing(learnt, snapshot):
+    solver = learnt.method.solver
+    before = snapshot(solver)
+    sweep = answers_sweep(
+        learnt.scenario.tasks[:1], solver, learnt.method.predictor(), learnt.preprocess, Placement()
+    )
+    first, again = learnt.engine.sweep(sweep), learnt.engine.sweep(sweep)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert all(torch.equal(value, before[name]) for name, value in solver.state_dict().items())

@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from etag.core.random import Stream
+from etag.losses.classification import cross_entropy, new_cross_entropy_weights
+
+LOGITS = 3 * torch.randn(6, 7, dtype=torch.float64, generator=Stream.root(0).generator())
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "labels"),
+    [
+        (0, None, [0, 6, 3, 3, 2, 5]),
+        (0, 5, [0, 4, 3, 3, 2, 1]),
+        (4, 7, [4, 6, 5, 5, 4, 6]),
+        (4, None, [4, 6, 5, 5, 4, 6]),
+    ],
+    ids=["all", "seen", "new", "to the end"],
+)
+def test_cross_entropy_is_minus_the_mean_log_probability_among_the_outputs_that_compete(naive, first, end, labels):
+    logits = LOGITS.clone().requires_grad_()
+    loss = cross_entropy(logits, torch.tensor(labels), first, end)
+    competing = range(first, 7 if end is None else end)
+    assert loss.item() == pytest.approx(naive.cross_entropy(LOGITS, labels, competing), rel=1e-12)
+    loss.backward()
+    assert (logits.grad[:, list(competing)] != 0).all()
+    others = [output for output in range(7) if output not in competing]
+    assert torch.count_nonzero(logits.grad[:, others]) == 0
+    assert torch.autograd.gradcheck(
+        lambda x: cross_entropy(x, torch.tensor(labels), first, end), LOGITS.clone().requires_grad_()
+    )
+
+
+def test_the_gradient_is_the_probability_minus_one_where_right():
+    logits = LOGITS.clone().requires_grad_()
+    labels = torch.tensor([0, 6, 3, 3, 2, 5])
+    cross_entropy(logits, labels).backward()
+    odds = LOGITS.exp()
+    expected = odds / odds.sum(1, keepdim=True)
+    for row, label in enumerate(labels):
+        expected[row, label] -= 1
+    torch.testing.assert_close(logits.grad, expected / 6)
+
+
+def test_with_one_output_there_is_nothing_to_learn():
+    logits = LOGITS.clone().requires_grad_()
+    loss = cross_entropy(logits, torch.full((6,), 2), 2, 3)
+    loss.backward()
+    assert loss == 0
+    assert torch.count_nonzero(logits.grad) == 0
+
+
+def test_certainty_costs_nothing_and_stays_finite():
+    logits = torch.tensor([[1e4, 0.0], [0.0, 1e4]], requires_grad=True)
+    assert cross_entropy(logits, torch.tensor([0, 1])) == 0
+    wrong = cross_entropy(logits, torch.tensor([1, 0]))
+    wrong.backward()
+    assert wrong == 1e4
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "normalise", "ce", "replay"),
+    [
+        (5.0, False, 1, 5),
+        (5.0, True, 1 / 6, 5 / 6),
+        (0.0, False, 1, 0),
+        (0.0, True, 1, 0),
+        (2.5, True, 1 / 3.5, 2.5 / 3.5),
+    ],
+)
+def test_equation_5_weighs_replay_by_lambda(ratio, normalise, ce, replay):
+    assert new_cross_entropy_weights(ratio, normalise) == pytest.approx({"ce": ce, "replay": replay})
+    assert new_cross_entropy_weights(ratio) == {"ce": 1, "replay": ratio}  # the paper

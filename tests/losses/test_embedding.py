@@ -1,0 +1,156 @@
+import math
+
+import pytest
+import torch
+
+from etag.core.random import Stream
+from etag.losses.embedding import (
+    auxiliary_cross_entropy,
+    auxiliary_divergence,
+    base_weights,
+    feature_distance,
+    solver_weights,
+)
+
+
+def numbers(*shape, key="a", scale=2.0):
+    return scale * torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).generator(key, *shape))
+
+
+# -- Eq. (2) ---------------------------------------------------------------------------------------
+
+LABELS = [0, 1, 2, 3, 8, 9, 10, 11]  # two images, classes 0 and 2, four views each
+
+
+def test_equation_2_sums_over_stages_and_averages_over_views(naive):
+    stages = [numbers(8, 12, key=stage) for stage in range(3)]
+    expected = sum(naive.cross_entropy(stage, LABELS) for stage in stages)
+    assert auxiliary_cross_entropy(stages, torch.tensor(LABELS)).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_equation_2_trains_every_output_of_every_stage():
+    stages = [numbers(8, 12, key=stage).requires_grad_() for stage in range(3)]
+    auxiliary_cross_entropy(stages, torch.tensor(LABELS)).backward()
+    assert all((stage.grad != 0).all() for stage in stages)
+    assert torch.autograd.gradcheck(lambda *x: auxiliary_cross_entropy(x, torch.tensor(LABELS)), tuple(stages))
+
+
+def test_equation_2_is_zero_for_the_certain():
+    certain = torch.full((8, 12), -1e4)
+    certain[torch.arange(8), torch.tensor(LABELS)] = 1e4
+    assert auxiliary_cross_entropy([certain, certain], torch.tensor(LABELS)) == 0
+
+
+# -- Eq. (3) ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean_norm", "frobenius"])
+def test_equation_3_is_the_distance_of_features(naive, reduction):
+    student, teacher = numbers(5, 4), numbers(5, 4, key="b")
+    squares = naive.squares(student, teacher)
+    expected = sum(map(math.sqrt, squares)) / 5 if reduction == "mean_norm" else math.sqrt(sum(squares))
+    assert feature_distance(student, teacher, reduction).item() == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.gradcheck(lambda x: feature_distance(x, teacher, reduction), student.requires_grad_())
+
+
+def test_the_papers_reduction_is_the_default():
+    student, teacher = numbers(5, 4), numbers(5, 4, key="b")
+    assert feature_distance(student, teacher) == feature_distance(student, teacher, "mean_norm")
+
+
+def test_the_mean_of_norms_does_not_depend_on_the_batch_size_but_the_frobenius_norm_does():
+    student, teacher = numbers(5, 4), numbers(5, 4, key="b")
+    four_times = (torch.cat([student] * 4), torch.cat([teacher] * 4))
+    torch.testing.assert_close(feature_distance(*four_times), feature_distance(student, teacher))
+    once = feature_distance(student, teacher, "frobenius")
+    torch.testing.assert_close(feature_distance(*four_times, "frobenius"), 2 * once)
+
+
+@pytest.mark.parametrize("reduction", ["mean_norm", "frobenius"])
+def test_equation_3_and_its_gradient_are_zero_where_nothing_has_changed(reduction):
+    student = numbers(5, 4).requires_grad_()
+    loss = feature_distance(student, student.detach().clone(), reduction)
+    loss.backward()
+    assert loss == 0
+    assert torch.count_nonzero(student.grad) == 0  # not NaN, which 0 / 0 would be
+
+
+def test_equation_3_pulls_every_image_with_the_same_force():
+    student = numbers(5, 4).requires_grad_()
+    feature_distance(student, numbers(5, 4, key="b")).backward()
+    torch.testing.assert_close(student.grad.norm(dim=1), torch.full((5,), 1 / 5, dtype=torch.float64))
+
+
+# -- Eq. (4) ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", [1.0, 3.0])
+@pytest.mark.parametrize("grown", [0, 4])
+def test_equation_4_is_the_divergence_from_the_teacher(naive, tau, grown):
+    student = [numbers(8, 12 + grown, key=stage) for stage in range(3)]
+    teacher = [numbers(8, 12, key=10 + stage) for stage in range(3)]
+    expected = sum(naive.divergence(new, old, tau) for new, old in zip(student, teacher, strict=True))
+    assert auxiliary_divergence(student, teacher, tau).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_equation_4_on_two_outputs_by_hand():
+    student, teacher = torch.zeros(1, 2), torch.tensor([[math.log(3), 0.0]])  # p = (3/4, 1/4), q = (1/2, 1/2)
+    by_hand = 3 / 4 * math.log(3 / 2) + 1 / 4 * math.log(1 / 2)
+    assert auxiliary_divergence([student], [teacher], 1.0).item() == pytest.approx(by_hand, rel=1e-6)
+    assert auxiliary_divergence([2 * student], [2 * teacher], 2.0).item() == pytest.approx(4 * by_hand, rel=1e-6)
+
+
+def test_equation_4_trains_the_teachers_outputs_and_no_others():
+    student, teacher = numbers(8, 16).requires_grad_(), numbers(8, 12, key="b")
+    auxiliary_divergence([student], [teacher], 3.0).backward()
+    assert (student.grad[:, :12] != 0).all()
+    assert torch.count_nonzero(student.grad[:, 12:]) == 0
+    assert torch.autograd.gradcheck(lambda x: auxiliary_divergence([x], [teacher], 3.0), student)
+
+
+def test_equation_4_and_its_gradient_are_zero_where_nothing_has_changed():
+    student = numbers(8, 12).requires_grad_()
+    loss = auxiliary_divergence([student], [student.detach().clone()], 3.0)
+    loss.backward()
+    assert loss == 0
+    torch.testing.assert_close(student.grad, torch.zeros_like(student.grad), atol=1e-15, rtol=0)
+
+
+def test_equation_4_stays_finite_for_extreme_teachers():
+    student = numbers(2, 3).float().requires_grad_()
+    teacher = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, 1e4]])
+    auxiliary_divergence([student], [teacher], 3.0).backward()
+    assert student.grad.isfinite().all()
+
+
+def test_tau_squared_keeps_the_gradient_of_the_same_size():
+    def pull(tau):
+        student = numbers(8, 12, scale=0.01).requires_grad_()
+        auxiliary_divergence([student], [numbers(8, 12, key="b", scale=0.01)], tau).backward()
+        return student.grad.norm().item()
+
+    assert pull(3.0) == pytest.approx(pull(1.0), rel=0.05)  # to first order in the logits
+
+
+def test_student_and_teacher_must_have_as_many_stages():
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        auxiliary_divergence([numbers(2, 3)] * 2, [numbers(2, 3)] * 3, 3.0)
+
+
+# -- Eqs. (8), (9) ---------------------------------------------------------------------------------
+
+
+def test_equation_8_is_a_plain_sum():
+    assert base_weights() == {"ce": 1, "aux_ce": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "weights"),
+    [
+        ((5.0, 5.0), {"ce": 1, "replay": 5, "l2": 5, "kl": 5}),
+        ((5.0, 5.0, True), {"ce": 1 / 6, "replay": 5 / 6, "l2": 5, "kl": 5}),  # the release
+        ((5.0, 2.0), {"ce": 1, "replay": 5, "l2": 2, "kl": 2}),
+    ],
+)
+def test_equation_9_weighs_distillation_by_lambda(arguments, weights):
+    assert solver_weights(*arguments) == pytest.approx(weights)
