@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Outputs
+from etag.core.outputs import Need, Outputs
 from etag.methods.base import METHODS
 
 
@@ -48,6 +48,19 @@ def test_rebuilding_gives_the_structure_and_the_first_weights_of_the_tasks_begun
         other = rebuilt.method.parts()[role].state_dict()
         assert list(other) == list(part.state_dict())
         assert all(torch.equal(value, other[key]) for key, value in part.state_dict().items())
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("kind", ["none", "ce", "fixed"])
+def test_a_rebuilt_method_goes_on_as_the_one_it_stands_for(lab, kind, tasks):
+    options = {"embedding": {"num_aux": 4, "aux_new": kind}}
+    begun, rebuilt = lab("etag", options), lab("etag", options)
+    begun.begin(*range(tasks))
+    rebuilt.method.rebuild([3, 2][:tasks])
+    said = [
+        laboratory.method.solver(torch.zeros(1, 1, 8, 8), Need.AUXILIARY).auxiliary for laboratory in (begun, rebuilt)
+    ]
+    assert len(said[0]) == len(said[1])
 
 
 def test_every_task_has_randomness_of_its_own(lab):

@@ -60,8 +60,8 @@ class ProgressBars:
         self._title = title
         self._run: TaskID = self._bars.add_task(title, total=sum(images), note="")
         self._phase: TaskID = self._bars.add_task("", total=1, note="")
-        self._task = 0
-        self._steps, self._epochs, self._name = 1, 1, ""
+        self._task, self._phases = 0, 0  # the latter: begun in this task
+        self._steps, self._epochs = 1, 1
         self._began = self._task_began = self._since = time.perf_counter()
         self._per_image: float | None = None  # seconds, from the last task that was finished
         self._bars.start()
@@ -71,13 +71,13 @@ class ProgressBars:
         now = time.perf_counter()
         if index:
             self._per_image = (now - self._task_began) / self._images[index - 1]
-        self._task, self._task_began = index, now
+        self._task, self._phases, self._task_began = index, 0, now
         name = f"{self._title}  task {index + 1}/{len(self._images)}"
         self._bars.update(self._run, completed=sum(self._images[:index]), description=name)
 
     def started(self, name: str, steps: int, epochs: int) -> None:
         """A phase or sweep begins."""
-        self._name, self._steps, self._epochs = name, steps, epochs
+        self._phases, self._steps, self._epochs = self._phases + 1, steps, epochs
         self._began = self._since = time.perf_counter()
         self._bars.reset(self._phase, total=steps, description=f"  {name}", note="")
 
@@ -88,7 +88,10 @@ class ProgressBars:
         said = "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
         note = f"epoch {epoch + 1}/{self._epochs}  {speed:,.0f} images/s  {said}"
         self._bars.update(self._phase, completed=step, note=note)
-        self._bars.update(self._run, note=f"about {_clock(self._time_left(now, step))} left")
+        # the first phase of a task, the solver's, is nearly all of it
+        part = step / self._steps if self._phases == 1 else 1.0
+        done = sum(self._images[: self._task]) + part * self._images[self._task]
+        self._bars.update(self._run, completed=done, note=f"about {_clock(self._time_left(now, step))} left")
 
     def _time_left(self, now: float, step: int) -> float:
         phase = (now - self._began) * (self._steps - step) / step

@@ -173,13 +173,24 @@ def test_training_the_generator_leaves_solver_and_old_generator_alone(at_task, s
     assert still == {"encoder_in.blocks.0.weight"}  # nothing of old classes is ever encoded
 
 
-def test_a_match_of_weight_zero_is_not_computed(at_task):
-    laboratory, phase = at_task(1, {"lambda_vae": 0.0})
+@pytest.mark.parametrize(
+    ("options", "old_decoder", "head"),
+    [
+        ({}, 1, 1),
+        ({"lambda_vae": 0.0}, 0, 1),
+        ({"generator": {"ce_old": True}}, 1, 2),
+        ({"lambda_vae": 0.0, "generator": {"ce_old": True}}, 0, 2),
+    ],
+    ids=["match", "neither", "match and guidance", "guidance"],
+)
+def test_a_term_of_weight_zero_is_not_computed(at_task, options, old_decoder, head):
+    laboratory, phase = at_task(1, options)
     asked = []
-    laboratory.method.replay.old.network.decoder.register_forward_hook(lambda *_: asked.append(1))
+    laboratory.method.replay.old.network.decoder.register_forward_hook(lambda *_: asked.append("old decoder"))
+    laboratory.method.solver.head.register_forward_hook(lambda *_: asked.append("head"))
     _, terms = computed(phase)
-    assert set(terms) == {"kl", "recon", "guide"}
-    assert asked == []
+    assert len(terms) == 2 + old_decoder + head
+    assert (asked.count("old decoder"), asked.count("head")) == (old_decoder, head)
 
 
 # -- replay ----------------------------------------------------------------------------------------

@@ -1,0 +1,61 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from etag.engine.progress import ProgressBars, StepLog, _clock
+
+
+def bars(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    return ProgressBars(console, "etag on digits", [100, 20]), console
+
+
+def test_a_terminal_shows_task_phase_epoch_speed_terms_and_the_time_left():
+    live, console = bars(terminal=True)
+    live.begin_task(0)
+    live.started("solver", steps=40, epochs=4)
+    live.stepped(20, epoch=1, lr=1e-3, terms={"ce": 0.5, "kl": 0.25}, rows=640)
+    live._bars.refresh()
+    live.close()
+    shown = console.file.getvalue()
+    for words in ("etag on digits  task 1/2", "solver", "epoch 2/4", "images/s", "ce 0.500", "kl 0.250", "left"):
+        assert words in shown
+
+
+def test_nothing_is_shown_off_a_terminal():
+    quiet, console = bars(terminal=False)
+    quiet.begin_task(0)
+    quiet.started("solver", steps=40, epochs=4)
+    quiet.stepped(20, epoch=1, lr=1e-3, terms={"ce": 0.5}, rows=640)
+    quiet.close()
+    assert console.file.getvalue() == ""
+
+
+def test_the_time_left_counts_the_phase_and_the_tasks_to_come(monkeypatch):
+    clock = iter([0.0, 0.0, 0.0, 10.0])
+    monkeypatch.setattr("etag.engine.progress.time.perf_counter", lambda: next(clock))
+    live, _ = bars(terminal=False)
+    live.begin_task(0)
+    live.started("solver", steps=40, epochs=4)
+    assert live._time_left(10.0, 20) == pytest.approx(10 + 20 * 20 / 100), "20 s for 100 images, so 4 s for 20"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3661, "1:01:01")])
+def test_a_clock_has_hours_only_where_there_are_any(seconds, text):
+    assert _clock(seconds) == text
+
+
+def test_the_step_log_says_where_the_run_was_and_skips_sweeps(tmp_path):
+    log = StepLog(tmp_path / "steps.jsonl")
+    log.begin_task(2)
+    log.started("features", 3, 1)
+    log.stepped(3, 0, 0.0, {}, 12)
+    log.started("solver", 10, 1)
+    log.stepped(10, 0, 1e-3, {"ce": 1.0}, 40)
+    log.finished("solver", 1.0)
+    (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
+    log.close()
+    expected = {"task": 2, "phase": "solver", "step": 10, "epoch": 0, "lr": 1e-3, "terms": {"ce": 1.0}}
+    assert expected.items() <= json.loads(line).items()
