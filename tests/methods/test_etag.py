@@ -1,5 +1,6 @@
 import math
 from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -173,6 +174,19 @@ def test_each_option_changes_its_own_terms_as_it_says(naive, at_task, switch):
     batch, after = computed(phase)
     assert after == pytest.approx(naive_terms(naive, laboratory, 1, batch), rel=1e-4)
     assert {name for name in after if after[name] != pytest.approx(before.get(name, 0), rel=1e-4)} == changed
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"l2_views": "all"}, {"replay_batch": 6}, {"embedding": {"aux_new": "ce"}}], ids=str
+)
+def test_the_mean_over_two_processes_is_what_one_computes(at_task, options):
+    laboratory, phase = at_task(1, options)
+    _, alone = computed(phase)
+    method, shares = laboratory.method, []
+    for rank in range(2):
+        method.context = replace(method.context, placement=Placement(rank=rank, world=2))
+        shares.append(computed(next(method.phases(laboratory.task(1))))[1])
+    assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)
 
 
 def test_student_and_teacher_agree_when_a_task_begins(lab):

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
 from etag.core.outputs import Need
+from etag.core.random import Placement
 from etag.data.batches import ImageBatches
 from etag.methods.parts.replay import GeneratorOptions
 
@@ -134,6 +137,20 @@ def test_each_option_changes_its_own_terms_as_it_says(naive, at_task, switch):
     assert after == pytest.approx(naive_terms(naive, laboratory, 1, batch), rel=1e-4)
     found = {name for name in after if after[name] != pytest.approx(before.get(name, 0), rel=1e-5)}
     assert found == changed
+
+
+@pytest.mark.parametrize("options", [{}, RELEASE], ids=["paper", "release"])
+def test_the_mean_over_two_processes_is_what_one_computes(at_task, options):
+    laboratory, _ = at_task(1, options)
+    method, task, found = laboratory.method, laboratory.task(1), []
+    swept = laboratory.engine.sweep(method.replay.features(task, method.solver, method.stream("features")))
+    weights = method.generator_weights(task, 1.5)
+    for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
+        method.replay.context = replace(method.context, placement=placement)
+        phase = method.replay.phase(task, method.solver.head, swept, weights, method.stream("generator"))
+        found.append(computed(phase)[1])
+    alone, *shares = found
+    assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)
 
 
 # -- what is trained, and what is not --------------------------------------------------------------
