@@ -62,3 +62,15 @@ def test_the_two_ways_of_clipping_exclude_each_other():
     assert TrainOptions(clip_value=1.0).clip_norm is None
     with pytest.raises(ValidationError, match="exclude each other"):
         TrainOptions(clip_norm=1.0, clip_value=1.0)
+
+
+def test_validation_is_refused_where_nothing_watches_it():
+    with pytest.raises(ValidationError, match="only schedule=plateau would watch"):
+        TrainOptions(validation=0.1)
+    assert TrainOptions(validation=0.1, schedule="plateau").validation == 0.1
+
+
+def test_a_length_in_epochs_for_the_base_task_wins_over_a_general_length_in_steps():
+    training = TrainOptions(steps=7, base={"epochs": 3})
+    assert (training.for_task(0).steps, training.for_task(0).epochs) == (None, 3)
+    assert training.for_task(1).steps == 7

@@ -128,3 +128,15 @@ def test_feature_batches_shuffle_and_share_as_image_batches_do():
 
     assert made() == labels(batches(drop_last=True).epoch(1))
     assert [a + b for a, b in zip(made(0, 2), made(1, 2), strict=True)] == made()
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "world", "drop_last", "smallest"),
+    [(10, 4, 1, False, 2), (10, 4, 1, True, 4), (9, 4, 1, False, 1), (3, 4, 1, True, 3), (12, 4, 2, False, 2)],
+)
+def test_the_smallest_batch_is_known_before_it_comes(rows, size, world, drop_last, smallest):
+    images = MemoryImages(torch.zeros(rows, 1, 8, 8, dtype=torch.uint8), torch.zeros(rows, dtype=torch.long))
+    preprocess = Preprocess((0.5,), (0.5,), 8, flip=False)
+    place = Placement(world=world)
+    batches = ImageBatches(images, preprocess, size, Stream.root(0), place, drop_last=drop_last)
+    assert batches.smallest == smallest == min(len(batch.labels) for batch in batches.epoch(0))

@@ -89,7 +89,7 @@ def test_what_is_made_right_costs_nothing():
 
 
 def test_equation_6_is_a_plain_sum():
-    assert new_weights() == {"kl": 1, "recon": 1, "guide": 1, "guide_old": 0}
+    assert new_weights() == {"kl": 1, "recon": 1, "guide": 1, "guide_old": 0, "match": 0}
     assert new_weights(5.0) == new_weights()
     assert new_weights(0.0, normalise=True, guide_old=True) == new_weights()  # the base task, in the release too
 

@@ -115,9 +115,12 @@ def test_validation_images_are_not_trained_on(lab):
     laboratory = lab("fine", validation=0.25, schedule="plateau", batch_size=6)
     phase = phase_of(laboratory)
     trained = sum(len(batch.labels) for batch in phase.batches.epoch(0))
-    held = torch.cat([batch.labels for batch in phase.validation.epoch(0)])
+    (held,) = phase.validation.epoch(0)
     assert trained == 18
-    assert held.bincount().tolist() == [2, 2, 2]
+    assert held.labels.bincount().tolist() == [2, 2, 2]
+    images = laboratory.task(0).train
+    last = torch.cat([(images.labels == label).nonzero().flatten()[-2:] for label in range(3)]).sort().values
+    torch.testing.assert_close(held.inputs, laboratory.preprocess.normalise(images.pixels[last]))  # not augmented
     assert phase_of(lab("fine")).validation is None
 
 
@@ -138,3 +141,10 @@ def test_building_the_work_of_a_task_changes_nothing(lab, snapshot):
     for name in ("solver", "generator"):
         for one, other in zip(first[name].batches.epoch(0), again[name].batches.epoch(0), strict=True):
             assert torch.equal(one.inputs, other.inputs)
+
+
+def test_a_batch_of_one_image_is_refused_where_batch_norm_would_fail(lab):
+    laboratory = lab("fine", batch_size=1)
+    laboratory.begin(0)
+    with pytest.raises(EtagError, match="a batch of one image can not train BatchNorm"):
+        laboratory.works(0)

@@ -103,7 +103,8 @@ def test_rows_of_views_are_image_by_image():
             made.backbone.stages, made.auxiliaries, said.stages, said.auxiliary, strict=True
         ):
             x = stage(x)
-            torch.testing.assert_close(maps[row : row + 1], x)
+            if row % 4 == 0:  # maps are of the images themselves
+                torch.testing.assert_close(maps[row // 4], x[0])
             torch.testing.assert_close(logits[row], auxiliary.head(auxiliary.branch(x).mean((2, 3)))[0])
         torch.testing.assert_close(said.view_features[row], x.mean((2, 3))[0])
         if row % 4 == 0:
@@ -136,7 +137,7 @@ def rows_seen(module, call):
         (3, Need.AUXILIARY, []),
         (3, Need.NOTHING, []),
         (3, Need.LOGITS | Need.VIEW_FEATURES, [20]),
-        (3, Need.LOGITS | Need.STAGES, [20]),
+        (3, Need.LOGITS | Need.STAGES, [5]),
         (4, Need.LOGITS | Need.AUXILIARY, [20]),
         (4, Need.AUXILIARY, [20]),
         (4, Need.LOGITS, [5]),

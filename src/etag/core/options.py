@@ -46,6 +46,8 @@ class TrainOptions(Options):
     def _check(self) -> Self:
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError("clip_norm and clip_value exclude each other")
+        if self.validation and self.schedule != "plateau":
+            raise ValueError("validation holds images out that only schedule=plateau would watch")
         if self.base:
             if "base" in self.base:
                 raise ValueError("base can not hold another base")
@@ -54,8 +56,12 @@ class TrainOptions(Options):
 
     def for_task(self, index: int) -> Self:
         """The options in force for one task."""
-        plain = self.model_dump(exclude={"base"})
-        return type(self).model_validate(plain | self.base if index == 0 else plain)
+        options = self.model_dump(exclude={"base"})
+        if index == 0:
+            if "epochs" in self.base:
+                options["steps"] = None  # the more particular length wins
+            options |= self.base
+        return type(self).model_validate(options)
 
 
 class RuntimeOptions(Options):

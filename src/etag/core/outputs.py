@@ -16,7 +16,7 @@ class Need(Flag):
     FEATURE = auto()  # the pooled feature of the images themselves
     LOGITS = auto()  # the head's outputs for the images themselves
     VIEW_FEATURES = auto()  # the pooled feature of every view
-    STAGES = auto()  # the map after every stage, of every view
+    STAGES = auto()  # the map after every stage, of the images themselves
     AUXILIARY = auto()  # the auxiliary classifiers' outputs, of every view
 
 

@@ -21,7 +21,7 @@ class Stream:
     @classmethod
     def root(cls, seed: int) -> "Stream":
         """The stream of a run."""
-        return cls((seed,))
+        return cls((int(seed),))
 
     def child(self, *parts: str | int) -> "Stream":
         """The stream with a longer name."""

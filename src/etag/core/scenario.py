@@ -36,7 +36,7 @@ class Task:
     new: int
     train: ImageSet
     test: ImageSet
-    base: int = 0  # classes of the first task
+    base: int  # classes of the first task
 
     @property
     def seen(self) -> int:

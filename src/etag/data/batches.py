@@ -64,6 +64,13 @@ class ImageBatches:
     def __len__(self) -> int:
         return len(self._order)
 
+    @property
+    def smallest(self) -> int:
+        """Rows of the smallest batch on one process."""
+        last = self._order.used % self._order.size
+        rows = self._order.size if self._order.drop_last or not last else last
+        return rows // self._order.placement.world
+
     def epoch(self, index: int) -> Iterator[Batch]:
         """The batches of one epoch."""
         device = self._order.placement.device

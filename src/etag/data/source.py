@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -22,7 +22,7 @@ class DataOptions(Options):
     size: PositiveInt | None = Field(None, description="resize to this many pixels a side")
     train_per_class: PositiveInt | None = Field(None, description="use only the first images of each class")
     test_per_class: PositiveInt | None = Field(None, description="the same for testing")
-    order: int | str | None = Field(
+    order: Annotated[int, Field(ge=0, lt=2**32)] | str | None = Field(
         None,
         description="class order: a seed (1993 is the iCaRL order on CIFAR-100), 'natural', or a file that lists "
         "classes by name or number; None takes the run's seed",

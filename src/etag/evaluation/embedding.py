@@ -6,11 +6,10 @@ from torch import Tensor
 
 
 def pick_rows(labels: Tensor, limit: int) -> Tensor:
-    """At most `limit` rows, the same number of each class, in order."""
-    classes = sorted(set(labels.tolist()))
-    share = max(1, limit // len(classes))
-    rows = [(labels == label).nonzero().flatten()[:share] for label in classes]
-    return torch.cat(rows)
+    """At most `limit` rows, class by class, equally many of each (of the first classes, if there are too many)."""
+    classes = sorted(set(labels.tolist()))[:limit]
+    share = limit // len(classes)
+    return torch.cat([(labels == label).nonzero().flatten()[:share] for label in classes])
 
 
 def tsne(features: Tensor, seed: int) -> list[list[float]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from pydantic import BaseModel, NonNegativeInt, SerializeAsAny, ValidationError, field_validator
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, RuntimeOptions, TrainOptions
@@ -20,7 +20,7 @@ class RunConfig(Options):
     method: SerializeAsAny[MethodOptions]
     data: DataOptions = DataOptions()
     split: str = "b5-5x1"
-    seed: NonNegativeInt = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     model: ModelOptions = ModelOptions()
     train: TrainOptions = TrainOptions()
     runtime: RuntimeOptions = RuntimeOptions()

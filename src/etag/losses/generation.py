@@ -34,12 +34,8 @@ def new_weights(ratio: float = 0.0, normalise: bool = False, guide_old: bool = F
     of old classes as well (`guide_old`); at the base task the ratio is 0.
     """
     share = 1 / (1 + ratio)
-    return {
-        "kl": 1.0,
-        "recon": 1.0,
-        "guide": share if normalise else 1.0,
-        "guide_old": (1 - share) * guide_old,
-    }
+    guide = {"guide": share if normalise else 1.0, "guide_old": (1 - share) * guide_old}
+    return {"kl": 1.0, "recon": 1.0, **guide, "match": 0.0}
 
 
 def generator_weights(

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from etag.core.errors import EtagError
 from etag.core.options import Options, TrainOptions
 from etag.core.outputs import Predictor
 from etag.core.random import Placement, Stream
@@ -22,6 +23,8 @@ from etag.methods.parts.objective import SolverObjective
 from etag.models.backbone import ModelOptions
 from etag.models.solver import LinearPredictor, Teacher, build_solver
 
+Growth = Literal["growing", "base", "fixed"]
+
 
 class MethodOptions(Options):
     """Options of every method."""
@@ -32,7 +35,7 @@ class MethodOptions(Options):
     )
     head: Literal["growing", "fixed"] = Field(
         "growing",
-        description="outputs are added task by task, or those of all classes are there from the start",
+        description="outputs (and a generator's classes) are added task by task, or all are there from the start",
     )
     argmax: Literal["seen", "all"] = Field(
         "seen",
@@ -102,14 +105,15 @@ class Method(ABC):
     def grow(self, classes: int) -> None:
         """Make room for new classes in everything that must know them."""
         self.task_sizes.append(classes)
-        if outputs := self.outputs_for(classes, self.options.head):
-            self.solver.head.grow(outputs, self.stream("grow").generator("head"))
+        if room := self.room_for(classes, self.options.head):
+            self.solver.head.grow(room, self.stream("grow").generator("head"))
 
-    def outputs_for(self, classes: int, kind: Literal["growing", "fixed"]) -> int:
-        """Classes that a head gets room for now: those that arrive, or all of them at the first task."""
-        if kind == "growing":
+    def room_for(self, classes: int, growth: Growth) -> int:
+        """Classes that a head gets room for now: those that arrive; only the base ones; all at the base task."""
+        if growth == "growing":
             return classes
-        return self.context.classes if len(self.task_sizes) == 1 else 0
+        at_base = {"base": classes, "fixed": self.context.classes}[growth]
+        return at_base if len(self.task_sizes) == 1 else 0
 
     def place(self) -> None:
         """Put every network on the device, convolutions in channels_last order."""
@@ -133,13 +137,20 @@ class Method(ABC):
         task, held_out = task.holding_out(training.validation)
         objective = SolverObjective(self.solver, self.teacher, terms, views)
         size, drop_last = training.batch_size, training.drop_last
+        batches = ImageBatches(task.train, c.preprocess, size, stream, c.placement, drop_last=drop_last)
+        batch_norm: Literal["train", "frozen"] = "train" if task.index == 0 else self.options.batch_norm
+        if batch_norm == "train" and batches.smallest == 1:
+            raise EtagError(
+                "a batch of one image can not train BatchNorm: give each task at least two images, and choose a "
+                "train.batch_size that does not leave one over."
+            )
         return Phase(
             name="solver",
             module=objective,
-            batches=ImageBatches(task.train, c.preprocess, size, stream, c.placement, drop_last=drop_last),
+            batches=batches,
             players=(Player(self.solver.used_for(objective.need)),),
             training=training,
-            batch_norm="train" if task.index == 0 else self.options.batch_norm,
+            batch_norm=batch_norm,
             validation=None
             if held_out is None
             else ImageBatches(held_out, c.preprocess, 4 * size, stream, c.placement, augment=False, shuffle=False),

@@ -79,15 +79,14 @@ class ETag(Method):
     def begin_task(self, task: Task) -> None:
         """The old generator is kept as the old solver is."""
         self.replay.begin_task(task)
-        self.embedding.begin_task(self.solver, task.index)  # before the teacher is taken, for both
         super().begin_task(task)
 
     def grow(self, classes: int) -> None:
         """In heads and generator."""
         super().grow(classes)
         stream = self.stream("grow")
-        self.embedding.grow(self.solver, classes, self.context.classes, stream)
-        if room := self.outputs_for(classes, self.options.head):
+        self.embedding.grow(self.solver, self.room_for(classes, self.embedding.growth), stream)
+        if room := self.room_for(classes, self.options.head):
             self.replay.grow(room, stream)
 
     def phases(self, task: Task) -> Plan:
@@ -105,7 +104,8 @@ class ETag(Method):
         o = self.options
         if task.index == 0:
             weights = base_weights()
-            return [classification(task, o.ce_new_support), self.embedding.construction(weights["aux_ce"])]
+            final = classification(task, o.ce_new_support, weights["ce"])
+            return [final, self.embedding.construction(weights["aux_ce"])]
         lambda_ce = ratio if o.lambda_ce is None else o.lambda_ce
         lambda_kd = ratio if o.lambda_kd is None else o.lambda_kd
         weights = solver_weights(lambda_ce, lambda_kd * o.kd_weight, o.ce_normalise)
@@ -130,9 +130,9 @@ class ETag(Method):
     def generator_weights(self, task: Task, ratio: float) -> dict[str, float]:
         """Eq. (6) at the base task, Eq. (10) after it."""
         o = self.options.generator
-        normalise = o.ce_current_weight == "normalised"
         if task.index == 0:
             return new_weights()
+        normalise = o.ce_current_weight == "normalised"
         lambda_vae = ratio if self.options.lambda_vae is None else self.options.lambda_vae
         return generator_weights(lambda_vae * o.old_match_weight, ratio, normalise, o.ce_old)
 

@@ -35,14 +35,12 @@ class Solver(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
         self.auxiliaries: Modules[Auxiliary] = Modules()
-        self.auxiliaries_in_use = 0  # the first so many are computed
 
     def add_auxiliaries(self, count: int, stream: Stream) -> None:
         """An auxiliary classifier, still without outputs, behind each of the first `count` stages."""
         for stage in range(1, count + 1):
             branch = build(lambda stage=stage: self.backbone.branch(stage), stream.generator("branch", stage))  # type: ignore[misc]
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
-        self.auxiliaries_in_use = count
 
     def used_for(self, need: Need) -> list[nn.Parameter]:
         """The parameters that what is needed is computed from."""
@@ -50,7 +48,7 @@ class Solver(nn.Module):
         return [parameter for part in parts for parameter in part.parameters()]
 
     def _auxiliaries_for(self, need: Need) -> list[Auxiliary]:
-        return list(self.auxiliaries)[: self.auxiliaries_in_use] if need & Need.AUXILIARY else []
+        return list(self.auxiliaries) if need & Need.AUXILIARY else []
 
     def forward(self, images: Tensor, need: Need, views: int = 1) -> Outputs:
         """What is needed of one pass. `images` holds all views, image by image.
@@ -66,12 +64,11 @@ class Solver(nn.Module):
             if number == len(stages):
                 if not need & ~Need.AUXILIARY and len(auxiliaries) < number:
                     return outputs
-                whole = need & (Need.VIEW_FEATURES | Need.STAGES) or len(auxiliaries) == number
-                if views > 1 and not whole:
+                if not need & Need.VIEW_FEATURES and len(auxiliaries) < number:
                     x, views = x[::views], 1
             x = stage(x)
             if need & Need.STAGES:
-                outputs.stages.append(x)
+                outputs.stages.append(x[::views])
             if number <= len(auxiliaries):
                 outputs.auxiliary.append(auxiliaries[number - 1](x))
         features = self.backbone.pool(x)
@@ -94,7 +91,7 @@ class Frozen(nn.Module, Generic[N]):
         super().__init__()
         self.network: N = deepcopy(network).eval().requires_grad_(False)
 
-    def train(self, _: bool = True) -> Self:
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
         """What is frozen does not train."""
         return self
 

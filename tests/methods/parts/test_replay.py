@@ -294,6 +294,13 @@ def test_its_training_is_used(lab):
     assert laboratory.works(1)["generator"].training.lr == 1e-4
 
 
+@pytest.mark.parametrize(("drop_last", "steps"), [(True, 2), (False, 3)])
+def test_the_short_last_batch_may_be_dropped(lab, drop_last, steps):
+    laboratory = lab("etag", {"generator": {"train": {"epochs": 1, "batch_size": 10, "drop_last": drop_last}}})
+    laboratory.begin(0)
+    assert laboratory.works(0)["generator"].steps == steps  # 24 images
+
+
 def test_the_networks_size_is_an_option(lab):
     laboratory = lab("etag", {"generator": {"latent": 3, "hidden": 7}})
     laboratory.begin(0)

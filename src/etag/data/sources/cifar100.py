@@ -37,9 +37,10 @@ def _read(file: Path) -> tuple[MemoryImages, tuple[str, ...]]:
         encoded = pyarrow.compute.struct_field(table.column("img"), "bytes")
         pixels = np.stack([_decode(png.as_py()) for png in encoded])
         labels = torch.from_numpy(table.column("fine_label").to_numpy().copy()).long()
-    except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
+        names = _names(table)
+    except (pyarrow.ArrowException, AttributeError, KeyError, OSError, ValueError) as error:
         raise EtagError(f"{file} can not be read as CIFAR-100 ({str(error).splitlines()[0]}).") from error
-    return MemoryImages(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels), _names(table)
+    return MemoryImages(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels), names
 
 
 def _decode(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:

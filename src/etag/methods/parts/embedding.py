@@ -12,6 +12,7 @@ from etag.core.random import Stream
 from etag.core.work import Step, Term
 from etag.data.views import ROTATIONS
 from etag.losses.embedding import auxiliary_cross_entropy, auxiliary_divergence
+from etag.methods.base import Growth
 from etag.models.solver import Solver
 
 
@@ -48,18 +49,19 @@ class EmbeddingDistillation:
             raise EtagError(f"embedding.num_aux={count} does not fit: {stages - 1} or {stages} are possible here.")
         solver.add_auxiliaries(count, stream)
 
-    def begin_task(self, solver: Solver, index: int) -> None:
-        """After the base task an auxiliary behind the last stage rests, unless new classes are trained in it."""
-        if index and self.options.aux_new != "ce":
-            solver.auxiliaries_in_use = len(solver.backbone.stages) - 1
+    @property
+    def growth(self) -> Growth:
+        """How the auxiliaries' outputs grow."""
+        kinds: dict[str, Growth] = {"none": "base", "ce": "growing", "fixed": "fixed"}
+        return kinds[self.options.aux_new]
 
-    def grow(self, solver: Solver, classes: int, all_classes: int, stream: Stream) -> None:
-        """Make room for new classes, as `aux_new` says."""
-        first = all(auxiliary.head.outputs == 0 for auxiliary in solver.auxiliaries)
-        room = {"none": classes if first else 0, "ce": classes, "fixed": all_classes if first else 0}
-        if outputs := room[self.options.aux_new] * self.views.count:
+    def grow(self, solver: Solver, classes: int, stream: Stream) -> None:
+        """Make room for so many classes; where there are none to learn, what is not distilled is dropped."""
+        if classes:
             for number, auxiliary in enumerate(solver.auxiliaries):
-                auxiliary.head.grow(outputs, stream.generator("auxiliary", number))
+                auxiliary.head.grow(classes * self.views.count, stream.generator("auxiliary", number))
+        else:
+            del solver.auxiliaries[len(solver.backbone.stages) - 1 :]
 
     def construction(self, weight: float) -> Term:
         """Eq. (2). It runs over all outputs, so each of them gets a gradient before it is ever distilled."""

@@ -20,11 +20,11 @@ class SolverObjective(nn.Module):
 
     def __init__(self, solver: Solver, teacher: Teacher | None, terms: Sequence[Term], views: Views) -> None:
         super().__init__()
-        self.solver, self.teacher = solver, teacher
         self._terms = [term for term in terms if term.weight]
         self._views = views
         self.need = reduce(or_, (term.student for term in self._terms), Need.NOTHING)
         self._teacher_need = reduce(or_, (term.teacher for term in self._terms), Need.NOTHING)
+        self.solver, self.teacher = solver, teacher if self._teacher_need else None
         self._with_views = bool((self.need | self._teacher_need) & (Need.AUXILIARY | Need.VIEW_FEATURES))
 
     def forward(self, batch: Batch) -> Terms:
@@ -33,7 +33,7 @@ class SolverObjective(nn.Module):
         if self._with_views:
             images, views = self._views.of(images), self._views.count
         teacher = Outputs()
-        if self._teacher_need and self.teacher is not None:
+        if self.teacher is not None:
             teacher = self.teacher.targets(images, self._teacher_need, views)
         step = Step(batch, self.solver(images, self.need, views), teacher)
         return {term.name: term.weight * term.compute(step) for term in self._terms}

@@ -27,6 +27,7 @@ class GeneratorTrainOptions(TrainOptions):
 
     lr: PositiveFloat = 1e-4
     weight_decay: NonNegativeFloat = 0.0
+    validation: Literal[0] = Field(0, description="not for the generator: it is trained on all features")
 
 
 class GeneratorOptions(Options):
@@ -158,31 +159,40 @@ class GeneratorObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms; `batch.inputs` are features."""
-        o, task, weights = self._options, self._task, self._weights
+        o, task, weights, draws = self._options, self._task, self._weights, batch.draws
         first, end = outputs_in(o.ce_current_support, task)
-        old = self.old if weights.get("match") or weights["guide_old"] else None
         mean, log_variance = self.generator.encode(batch.inputs, batch.labels)
-        noise = batch.draws.normal("posterior", batch.total, o.latent)
-        codes, labels = [reparametrise(mean, log_variance, noise)], [batch.labels]
+        posterior = reparametrise(mean, log_variance, draws.normal("posterior", batch.total, o.latent))
+        asked = {"posterior": (posterior, batch.labels)}
         if o.ce_current_input == "prior":
-            codes.append(batch.draws.normal("prior", batch.total, o.latent))
-            labels.append(batch.labels)
-        if old is not None:
-            codes.append(batch.draws.normal("old codes", batch.total, o.latent))
-            labels.append(batch.draws.integers("old labels", 0, task.old, batch.total))
-        decoded = self.generator.decode(torch.cat(codes), torch.cat(labels))
-        made = torch.split(decoded, [len(part) for part in labels])
+            asked["prior"] = draws.normal("prior", batch.total, o.latent), batch.labels
+        if weights["match"] or weights["guide_old"]:
+            labels = draws.integers("old labels", 0, task.old, batch.total)
+            asked["old"] = draws.normal("old codes", batch.total, o.latent), labels
+        made = self._decode(asked)
 
-        guided = made[1] if o.ce_current_input == "prior" else made[0]
+        guided = made["prior" if o.ce_current_input == "prior" else "posterior"]
         terms = {
             "kl": prior_divergence(mean, log_variance),
-            "recon": squared_error(made[0], batch.inputs, half=o.recon == "gaussian"),
+            "recon": squared_error(made["posterior"], batch.inputs, half=o.recon == "gaussian"),
             "guide": cross_entropy(self.head(guided), batch.labels, first, end),
         }
-        if old is not None:
-            with torch.no_grad():
-                wanted = old.network.decode(codes[-1], labels[-1])
-            gaussian = o.old_match_reduction == "gaussian"
-            terms["match"] = squared_error(made[-1], wanted, half=gaussian, per_row=gaussian)
-            terms["guide_old"] = cross_entropy(self.head(made[-1]), labels[-1], 0, end)
-        return {name: weights[name] * value for name, value in terms.items() if weights[name]}
+        if weights["match"]:
+            terms["match"] = self._match(made["old"], *asked["old"], shares=batch.total / len(batch.labels))
+        if weights["guide_old"]:
+            terms["guide_old"] = cross_entropy(self.head(made["old"]), asked["old"][1], 0, end)
+        return {name: weights[name] * value for name, value in terms.items()}
+
+    def _decode(self, asked: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """What the decoder makes of each group of codes and labels, all in one pass."""
+        codes, labels = (torch.cat(parts) for parts in zip(*asked.values(), strict=True))
+        rows = [len(labels) for _, labels in asked.values()]
+        return dict(zip(asked, torch.split(self.generator.decode(codes, labels), rows), strict=True))
+
+    def _match(self, made: Tensor, codes: Tensor, labels: Tensor, shares: float) -> Tensor:
+        """Eq. (7). The release's sum over the batch counts all processes, whose mean is what is stepped on."""
+        with torch.no_grad():
+            wanted = needed(self.old).network.decode(codes, labels)
+        if self._options.old_match_reduction == "gaussian":
+            return squared_error(made, wanted)
+        return shares * squared_error(made, wanted, half=False, per_row=False)
