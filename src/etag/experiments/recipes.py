@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import etag
 from etag.core.errors import EtagError, choose
 from etag.experiments import yaml
 
 
 def folder() -> Path:
     """Where the recipes are: inside an installed package, or at the top of a working tree."""
-    package = Path(etag.__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parents[1] / "recipes"
 
