@@ -79,7 +79,7 @@ class Lab:
     def task(self, index):
         """A task as the method is given it."""
         task = self.scenario.tasks[index]
-        return self.scenario.with_past(task) if self.method.card.all_data else task
+        return self.scenario.given(task, self.method.card.all_data)
 
     def begin(self, *indices):
         """Let tasks begin, without learning anything."""

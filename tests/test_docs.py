@@ -1,10 +1,8 @@
 """The documents are true: what they name exists, what exists is named, and their code runs."""
 
 import re
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 from pydantic import BaseModel
 
@@ -73,23 +71,6 @@ def test_the_python_in_readme_and_api_runs(tmp_path, monkeypatch):
     exec(compile(load, "docs/api.md", "exec"), names)
     assert names["probabilities"].shape == (3, 4)
     assert torch.allclose(names["probabilities"].sum(1), torch.ones(3))
-
-
-@pytest.fixture
-def documented_method():
-    (block,) = code_blocks("docs/adding-a-method.md")
-    module = type(sys)("documented")
-    exec(compile(block, "adding-a-method.md", "exec"), module.__dict__)
-    yield "near"
-    METHODS._items.pop("near")
-
-
-def test_the_documented_method_is_one_file_and_learns(documented_method, tmp_path):
-    metrics = run(resolve(given={"method": documented_method, **QUICK}), tmp_path / "run")
-    assert metrics["method"] == "near"
-    lines = (tmp_path / "run" / "steps.jsonl").read_text().splitlines()
-    assert '"near"' in lines[-1]
-    assert '"near"' not in lines[0], "the base task has no teacher"
 
 
 def test_a_runs_own_configuration_is_a_recipe_that_repeats_it(tmp_path):

@@ -14,6 +14,9 @@ app = typer.Typer(
     help="Class-incremental image learning that keeps no old data.",
 )
 
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugin", metavar="FILE", help="A Python file of your own methods or the like.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
@@ -31,14 +34,21 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.epochs=5.")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the run that is in the directory.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it would do and how long it takes.")
+    ] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Learn a scenario task by task, judge after each, and write a run directory with a report."""
     from etag.app.api import default_directory, execute
     from etag.experiments.config import resolve
 
     named = {"method": method, "data": data, "split": split, "seed": seed}
-    given = {key: value for key, value in named.items() if value is not None}
+    given = {key: value for key, value in named.items() if value is not None} | _plugged(plugin)
     config = resolve(recipe, given, setting or [])
+    if dry_run:
+        _print_estimate(config)
+        return
     where = out or default_directory(config)
     try:
         metrics = execute(config, where, restart, verbose=True)
@@ -62,12 +72,14 @@ def report(
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
+def methods(as_json: AsJson = False, plugin: Plugins = None) -> None:
     """The methods that can learn."""
     from dataclasses import asdict
 
+    from etag.experiments import plugins
     from etag.methods.base import METHODS
 
+    plugins.load(plugin or [])
     cards = [{"name": name} | asdict(METHODS[name].card) for name in METHODS]
     if as_json:
         for entry in cards:
@@ -75,18 +87,49 @@ def methods(as_json: AsJson = False) -> None:
     _show(cards, ("name", "summary", "stores", "source"), as_json)
 
 
-@app.command()
-def data(as_json: AsJson = False) -> None:
-    """The data sources, and where each was found."""
-    from etag.data.source import SOURCES
+sources = typer.Typer(help="The data sources, and where each was found.", invoke_without_command=True)
+app.add_typer(sources, name="data")
 
+
+@sources.callback()
+def data(context: typer.Context, as_json: AsJson = False, plugin: Plugins = None) -> None:
+    """The data sources, and where each was found."""
+    if context.invoked_subcommand is not None:
+        return
+    from etag.data.source import SOURCES
+    from etag.experiments import plugins
+
+    plugins.load(plugin or [])
     rows = []
     for name in SOURCES:
         source = SOURCES[name]
         place = source.find() if source.files else None
         found = "embedded" if not source.files else str(place) if place else "not found"
-        rows.append({"name": name, "summary": source.summary, "found": found, "files": list(source.files)})
+        rows.append({"name": name, "summary": source.summary, "found": found, "files": source.wanted})
     _show(rows, ("name", "summary", "found"), as_json)
+
+
+@sources.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A data source.")],
+    path: Annotated[str | None, typer.Option(help="The folder; else $ETAG_DATA/NAME, else the user cache.")] = None,
+) -> None:
+    """Fetch a source's files; what was cut off is resumed."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from etag.data.source import SOURCES
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, disable=not sys.stdout.isatty()) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file)
+            bars.update(tasks[file], completed=done, total=total)
+
+        place = SOURCES[name].get(path, show)
+    typer.echo(f"{name} is in {place}")
 
 
 @app.command()
@@ -113,6 +156,18 @@ def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     Console(highlight=False).print(table)
+
+
+def _plugged(plugin: list[str] | None) -> dict[str, Any]:
+    return {"plugins": plugin} if plugin else {}
+
+
+def _print_estimate(config: Any) -> None:
+    from etag.experiments import yaml
+    from etag.experiments.estimate import estimate
+
+    typer.echo(yaml.write(config.plain()), nl=False)
+    typer.echo(estimate(config).report())
 
 
 def _print_summary(metrics: dict[str, Any]) -> None:

@@ -35,10 +35,10 @@ def test_a_share_that_rounds_to_no_image_holds_out_nothing():
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_with_past_joins_the_training_images_of_all_tasks_so_far(tiny_scenario, index):
+def test_all_data_joins_the_training_images_of_all_tasks_so_far(tiny_scenario, index):
     scenario, _ = tiny_scenario("b3-2x2")
     task = scenario.tasks[index]
-    joined = scenario.with_past(task)
+    joined = scenario.given(task, all_data=True)
     assert joined.train.labels.tolist() == [y for t in scenario.tasks[: index + 1] for y in t.train.labels.tolist()]
     assert torch.equal(joined.train.pixels[-len(task.train) :], task.train.pixels)
     assert joined.test is task.test

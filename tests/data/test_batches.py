@@ -7,7 +7,7 @@ import torch
 from etag.core.errors import EtagError
 from etag.core.random import Placement, Stream
 from etag.data.batches import FeatureBatches, ImageBatches
-from etag.data.images import MemoryImages
+from etag.data.images import FileImages, MemoryImages
 from etag.data.preprocess import Preprocess
 
 PLAIN = Preprocess((0.0,), (1 / 255,), size=8, flip=True)  # leaves bytes as they are
@@ -140,3 +140,45 @@ def test_the_smallest_batch_is_known_before_it_comes(rows, size, world, drop_las
     place = Placement(world=world)
     batches = ImageBatches(images, preprocess, size, Stream.root(0), place, drop_last=drop_last)
     assert batches.smallest == smallest == min(len(batch.labels) for batch in batches.epoch(0))
+
+
+# -- images in files -------------------------------------------------------------------------------
+
+COLOUR = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=8, flip=True)
+
+
+@pytest.fixture(scope="module")
+def both_ways(tmp_path_factory, picture):
+    """The same 21 images in files and in memory."""
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(21):
+        picture(folder / f"{number:02}.png", seed=number)
+    files = FileImages(np.array(sorted(map(str, folder.iterdir()))), torch.arange(21), side=8, workers=1)
+    return files, files.in_memory()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("size", [6, 20])
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": False, "augment": False}], ids=str)
+def test_images_in_files_make_the_batches_of_those_in_memory(both_ways, world, size, options):
+    """A sweep over 21 in batches of 20 leaves the second process without a row of the last."""
+    for rank in range(world):
+        place = Placement(rank=rank, world=world)
+        files, memory = (ImageBatches(images, COLOUR, size, STREAM, place, **options) for images in both_ways)
+        assert len(files) == len(memory)
+        for ours, theirs in zip(files.epoch(1), memory.epoch(1), strict=True):
+            assert torch.equal(ours.inputs, theirs.inputs)
+            assert torch.equal(ours.labels, theirs.labels)
+            assert (ours.total, ours.draws.stream) == (theirs.total, theirs.draws.stream)
+
+
+def test_two_processes_share_the_files_of_one(both_ways):
+    files, _ = both_ways
+    alone, *several = (
+        list(ImageBatches(files, COLOUR, 6, STREAM, place, drop_last=True).epoch(0))
+        for place in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2))
+    )
+    assert len(alone) == 3
+    for batch, *shares in zip(alone, *several, strict=True):
+        assert torch.equal(torch.cat([share.inputs for share in shares]), batch.inputs)
+        assert torch.equal(torch.cat([share.labels for share in shares]), batch.labels)

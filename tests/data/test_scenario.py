@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from etag.core.errors import EtagError
 from etag.data.images import MemoryImages
-from etag.data.scenario import build_scenario, class_order, parse_split
+from etag.data.scenario import build_scenario, class_order, first_rows_per_class, parse_split
 from etag.data.source import DataOptions, Dataset
 
 # -- splits ----------------------------------------------------------------------------------------
@@ -61,9 +61,9 @@ def test_any_split_has_the_tasks_and_classes_it_names(base, tasks, step):
 # -- class orders ----------------------------------------------------------------------------------
 
 
-def dataset(*classes):
+def dataset(*classes, **rest):
     one_each = MemoryImages(torch.zeros(len(classes), 1, 2, 2, dtype=torch.uint8), torch.arange(len(classes)))
-    return Dataset(one_each, one_each, classes, mean=(0.5,), std=(0.5,))
+    return Dataset(one_each, one_each, classes, size=2, mean=(0.5,), std=(0.5,), **rest)
 
 
 HUNDRED = dataset(*(str(number) for number in range(100)))
@@ -143,6 +143,96 @@ def test_an_order_file_that_can_not_be_read_is_named(tmp_path, content):
         class_order(ANIMALS, DataOptions(order=str(tmp_path / "order")), seed=0)
 
 
+# -- some of the classes ---------------------------------------------------------------------------
+
+SOME = dataset(*(str(number) for number in range(100)), used=10)  # takes ten of them, as ImageNet-sub takes 100
+
+
+def drawn(seed, count, classes=100):
+    return set(np.random.RandomState(seed).permutation(classes)[:count].tolist())
+
+
+def write(path, names):
+    path.write_text("\n".join(map(str, names)))
+    return str(path)
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize(
+    ("data", "options", "chosen"),
+    [
+        (SOME, {}, drawn(1993, 10)),
+        (SOME, {"classes": 20}, drawn(1993, 20)),
+        (SOME, {"classes": 100}, set(range(100))),
+        (SOME, {"subset": 7}, drawn(7, 10)),
+        (SOME, {"subset": 0, "classes": 3}, drawn(0, 3)),
+        (SOME, {"subset": "natural"}, set(range(10))),
+        (SOME, {"order_rule": "inverse"}, drawn(1993, 10)),
+        (SOME, {"order": 3}, drawn(1993, 10)),
+        (HUNDRED, {}, set(range(100))),
+        (HUNDRED, {"classes": 4}, set(range(4))),
+        (HUNDRED, {"classes": 4, "subset": 7}, drawn(7, 4)),
+        (HUNDRED, {"classes": 100, "subset": 7}, set(range(100))),
+    ],
+)
+def test_which_classes_are_used_does_not_depend_on_the_runs_seed(data, options, chosen, seed):
+    assert set(class_order(data, DataOptions(**options), seed)) == chosen
+
+
+@pytest.mark.parametrize("rule", ["position", "inverse"])
+@pytest.mark.parametrize("order", [None, 3])
+def test_the_order_permutes_the_classes_used(order, rule):
+    chosen = sorted(drawn(1993, 10))
+    permutation = np.random.RandomState(8 if order is None else order).permutation(10).tolist()
+    places = permutation if rule == "position" else [permutation.index(label) for label in range(10)]
+    found = class_order(SOME, DataOptions(order=order, order_rule=rule), seed=8)
+    assert found == [chosen[place] for place in places]
+
+
+def test_the_natural_order_of_some_classes_is_the_sources():
+    assert class_order(SOME, DataOptions(order="natural"), seed=8) == sorted(drawn(1993, 10))
+
+
+def test_a_subset_file_names_the_classes(tmp_path):
+    options = {"subset": write(tmp_path / "some", [70, 3, 50]), "order": "natural"}
+    assert class_order(HUNDRED, DataOptions(**options), seed=0) == [3, 50, 70]
+    assert class_order(HUNDRED, DataOptions(classes=2, **options), seed=0) == [3, 70]  # the first two of the file
+
+
+def test_a_subset_file_says_how_many_where_the_source_takes_some(tmp_path):
+    options = DataOptions(subset=write(tmp_path / "some", [70, 3, 50]), order="natural")
+    assert class_order(SOME, options, seed=0) == [3, 50, 70]
+    options = DataOptions(subset=write(tmp_path / "some", range(12)), order="natural")
+    assert class_order(SOME, options, seed=0) == list(range(12))
+
+
+def test_an_order_file_names_classes_of_the_subset(tmp_path):
+    order = write(tmp_path / "order", ["yak", "cat"])
+    some = write(tmp_path / "some", ["cat", "emu", "yak"])
+    assert class_order(ANIMALS, DataOptions(subset=some, order=order), seed=0) == [3, 0]
+    some = write(tmp_path / "some", ["cat", "dog"])
+    with pytest.raises(EtagError, match="'yak', which is no class"):
+        class_order(ANIMALS, DataOptions(subset=some, order=order), seed=0)
+
+
+def test_more_classes_than_the_data_has_are_refused(tmp_path):
+    with pytest.raises(
+        EtagError, match="5 classes are to be used, but the data has 4: set data.classes to that or less"
+    ):
+        class_order(ANIMALS, DataOptions(classes=5), seed=0)
+    with pytest.raises(EtagError, match="10 classes are to be used, but the data has 4"):
+        class_order(dataset("cat", "dog", "emu", "yak", used=10), DataOptions(), seed=0)
+
+
+def test_a_split_is_cut_from_the_classes_used():
+    options = DataOptions(classes=4, subset=7, train_per_class=2, test_per_class=2)
+    scenario, _ = build_scenario(options, "b2-2x1", seed=0)
+    assert {int(name) for name in scenario.classes} == drawn(7, 4, classes=10)
+    assert [task.train.labels.unique().tolist() for task in scenario] == [[0, 1], [2], [3]]
+    with pytest.raises(EtagError, match="'b2-3x1' needs 5 classes, but the data has only 4"):
+        build_scenario(options, "b2-3x1", seed=0)
+
+
 # -- scenarios -------------------------------------------------------------------------------------
 
 
@@ -188,6 +278,20 @@ def test_only_the_first_images_of_each_class_are_used():
                 )
 
 
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, [0, 1, 3]), (2, [0, 1, 2, 3, 5]), (3, range(6)), (100, range(6)), (None, range(6))]
+)
+def test_the_first_of_each_label_in_their_order(count, rows):
+    labels = torch.tensor([1, 0, 1, 2, 1, 0])
+    assert first_rows_per_class(labels, count).tolist() == list(rows)
+
+
+@given(labels=st.lists(st.integers(0, 6), max_size=40), count=st.integers(1, 5))
+def test_the_first_of_each_label_are_found_one_by_one(labels, count):
+    expected = [row for row, label in enumerate(labels) if labels[:row].count(label) < count]
+    assert first_rows_per_class(torch.tensor(labels, dtype=torch.long), count).tolist() == expected
+
+
 def test_a_limit_above_what_there_is_changes_nothing():
     whole, _ = build_scenario(DataOptions(), "b0-1x10", seed=0)
     same, _ = build_scenario(DataOptions(train_per_class=10_000), "b0-1x10", seed=0)
@@ -198,7 +302,7 @@ def test_images_are_resized_with_their_brightness_kept():
     plain, _ = build_scenario(DataOptions(train_per_class=5), "b0-1x10", seed=0)
     large, preprocess = build_scenario(DataOptions(train_per_class=5, size=16), "b0-1x10", seed=0)
     before, after = plain.tasks[0].train.pixels, large.tasks[0].train.pixels
-    assert (large.size, preprocess.size, preprocess.padding) == (16, 16, 2)
+    assert (large.size, preprocess.size) == (16, 16)
     assert after.shape == (50, 1, 16, 16)
     assert after.dtype == torch.uint8
     torch.testing.assert_close(after.float().mean((1, 2, 3)), before.float().mean((1, 2, 3)), atol=2.0, rtol=0)

@@ -55,7 +55,7 @@ def test_the_sweep_answers_as_the_solver_does_image_by_image(learnt, argmax, dis
     expected, competing = [], 5 if argmax == "seen" else 7
     for task in tasks:
         for pixels, label in zip(task.test.pixels, task.test.labels.tolist(), strict=True):
-            inputs = learnt.preprocess.normalise(pixels[None])
+            inputs = learnt.preprocess.test(pixels[None])
             logits = method.solver.eval()(inputs, Need.LOGITS).logits[0].tolist()
             answer = max(range(competing), key=logits.__getitem__)
             expected.append((label, answer, max(range(task.old, task.seen), key=logits.__getitem__)))
@@ -93,7 +93,7 @@ def test_features_are_those_of_the_images_in_order(learnt):
     images = learnt.scenario.tasks[0].test
     found = learnt.engine.sweep(features_sweep(images, learnt.method.solver, learnt.preprocess, Placement()))
     assert torch.equal(found["label"], images.labels)
-    alone = [learnt.preprocess.normalise(pixels[None]) for pixels in images.pixels]
+    alone = [learnt.preprocess.test(pixels[None]) for pixels in images.pixels]
     expected = torch.cat([learnt.method.solver(inputs, Need.FEATURE).feature for inputs in alone])
     torch.testing.assert_close(found["feature"], expected)
     assert not found["feature"].requires_grad

@@ -18,7 +18,7 @@ def test_the_defaults_are_the_papers():
     )
     assert (train.batch_size, train.epochs, train.weight_decay) == (128, 100, 2e-4)
     assert (generator.lr, generator.epochs, generator.weight_decay, generator.decay_every) == (1e-4, 100, 0.0, 30)
-    assert (config.model.backbone, config.model.width) == ("resnet18", 64)
+    assert (config.model.backbone, config.model.width) == ("resnet18", None)
     method = config.method
     assert (method.embedding.tau, method.lambda_ce, method.lambda_kd, method.lambda_vae) == (3.0, None, None, None)
 

@@ -82,7 +82,7 @@ def test_a_saved_model_answers_as_it_did_at_the_end_of_the_run(tmp_path):
     predictor = method.predictor()
     for task, expected in zip(scenario, metrics["accuracy_matrix"][-1], strict=True):
         with torch.no_grad():
-            scores = predictor(method.solver(preprocess.normalise(task.test.pixels), predictor.need))
+            scores = predictor(method.solver(preprocess.test(task.test.pixels), predictor.need))
         assert (scores.argmax(1) == task.test.labels).double().mean().item() == expected
 
 

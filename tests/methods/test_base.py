@@ -120,7 +120,7 @@ def test_validation_images_are_not_trained_on(lab):
     assert held.labels.bincount().tolist() == [2, 2, 2]
     images = laboratory.task(0).train
     last = torch.cat([(images.labels == label).nonzero().flatten()[-2:] for label in range(3)]).sort().values
-    torch.testing.assert_close(held.inputs, laboratory.preprocess.normalise(images.pixels[last]))  # not augmented
+    torch.testing.assert_close(held.inputs, laboratory.preprocess.test(images.pixels[last]))  # not augmented
     assert phase_of(lab("fine")).validation is None
 
 

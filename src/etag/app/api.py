@@ -1,5 +1,6 @@
 """The Python interface."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ def run(
     out: str | Path | None = None,
     restart: bool = False,
     settings: dict[str, Any] | None = None,
+    plugins: Sequence[str | Path] = (),
     verbose: bool = False,
 ) -> dict[str, Any]:
     """Learn a scenario task by task and return its metrics; the run directory also gets a report.
@@ -24,7 +26,7 @@ def run(
     `settings` holds single options by dotted key, such as {"train.epochs": 5}. Everything left out comes from the
     recipe, or else from the defaults, which are the paper's.
     """
-    named = {"method": method, "data": data, "split": split, "seed": seed}
+    named = {"method": method, "data": data, "split": split, "seed": seed, "plugins": [*plugins] or None}
     given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given | (settings or {}))
     return execute(config, Path(out) if out else default_directory(config), restart, verbose)

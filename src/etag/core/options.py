@@ -71,3 +71,4 @@ class RuntimeOptions(Options):
     devices: PositiveInt = 1
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     threads: PositiveInt | None = Field(None, description="CPU threads; None leaves the choice to PyTorch")
+    tensorboard: bool = Field(False, description="also log for TensorBoard (the extra `tensorboard`)")

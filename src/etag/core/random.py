@@ -63,6 +63,10 @@ class Draws:
         """Standard normal values, this process's rows of them."""
         return self._own(torch.randn(rows, *shape, generator=self.stream.generator(purpose)))
 
+    def uniform(self, purpose: str, rows: int, *shape: int) -> Tensor:
+        """Values in [0, 1), this process's rows of them."""
+        return self._own(torch.rand(rows, *shape, generator=self.stream.generator(purpose)))
+
     def integers(self, purpose: str, low: int, high: int, rows: int) -> Tensor:
         """Integers in [low, high), this process's rows of them."""
         return self._own(torch.randint(low, high, (rows,), generator=self.stream.generator(purpose)))

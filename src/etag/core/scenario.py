@@ -1,6 +1,6 @@
 """Tasks: what a learner is given, one after the other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class ImageSet(Protocol):
-    """Labelled images that can be read by index, as uint8 of shape (n, channels, height, width)."""
+    """Labelled images that can be read by rows, as uint8 of shape (n, channels, height, width)."""
 
     @property
     def labels(self) -> Tensor:
@@ -17,8 +17,8 @@ class ImageSet(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, rows: Tensor) -> Tensor:
-        """The images of these rows."""
+    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The images of each list of rows, in order; they may be read ahead."""
 
     def select(self, rows: Tensor) -> Self:
         """A set of these rows only."""
@@ -81,7 +81,9 @@ class Scenario:
         """How many classes each task brings."""
         return [task.new for task in self.tasks]
 
-    def with_past(self, task: Task) -> Task:
-        """The task with the training images of all tasks up to it (for Joint, the oracle)."""
+    def given(self, task: Task, all_data: bool) -> Task:
+        """The task as a method is given it: with its own training images, or (Joint) those of all tasks up to it."""
+        if not all_data:
+            return task
         first, *later = (t.train for t in self.tasks[: task.index + 1])
         return replace(task, train=first.join(later))

@@ -73,12 +73,13 @@ class ImageBatches:
 
     def epoch(self, index: int) -> Iterator[Batch]:
         """The batches of one epoch."""
-        device = self._order.placement.device
-        for rows, draws, total in self._order.epoch(index):
-            pixels = self._images.read(rows).to(device, non_blocking=True)
-            labels = self._images.labels[rows].to(device, non_blocking=True)
-            augment, normalise = self._preprocess.train, self._preprocess.normalise
-            yield Batch(augment(pixels, draws, total) if self._augment else normalise(pixels), labels, draws, total)
+        device, prepare = self._order.placement.device, self._preprocess
+        steps = list(self._order.epoch(index))
+        read = self._images.batches([rows for rows, _, _ in steps])
+        for (rows, draws, total), pixels in zip(steps, read, strict=True):
+            pixels = pixels.to(device, non_blocking=True)
+            inputs = prepare.train(pixels, draws, total) if self._augment else prepare.test(pixels)
+            yield Batch(inputs, self._images.labels[rows].to(device, non_blocking=True), draws, total)
 
 
 class FeatureBatches:

@@ -1,15 +1,22 @@
-"""Images in memory, as uint8."""
+"""Sets of labelled images: in memory as uint8, or in files that worker processes decode ahead."""
 
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from etag.core.errors import EtagError
+from etag.data.decode import Unreadable, decode
 
 
 @dataclass(frozen=True)
 class MemoryImages:
-    """A labelled set of images of one size that lives in one tensor."""
+    """Images of one size that live in one tensor."""
 
     pixels: Tensor
     labels: Tensor
@@ -17,26 +24,117 @@ class MemoryImages:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def read(self, rows: Tensor) -> Tensor:
-        """The images of these rows."""
-        return self.pixels.index_select(0, rows)
+    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The images of each list of rows."""
+        return (self.pixels.index_select(0, rows) for rows in batches)
 
     def select(self, rows: Tensor) -> Self:
         """A set of these rows only."""
-        return type(self)(self.pixels[rows], self.labels[rows])
+        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
 
     def join(self, others: list[Self]) -> Self:
         """One set of this and the others, in order."""
         sets = [self, *others]
-        return type(self)(torch.cat([s.pixels for s in sets]), torch.cat([s.labels for s in sets]))
+        return replace(self, pixels=torch.cat([s.pixels for s in sets]), labels=torch.cat([s.labels for s in sets]))
 
-    def first_per_class(self, count: int | None) -> Self:
-        """The first `count` images of each class, in their order; all of them if None."""
-        if count is None:
+    def relabelled(self, labels: Tensor) -> Self:
+        """The same images, labelled otherwise."""
+        return replace(self, labels=labels)
+
+    def resized(self, side: int) -> Self:
+        """The images at side x side pixels."""
+        if self.pixels.shape[-2:] == (side, side):
             return self
-        order = self.labels.argsort(stable=True)
-        sizes = self.labels.bincount()
-        starts = sizes.cumsum(0) - sizes
-        place = torch.empty_like(order)  # how many of the same class come before
-        place[order] = torch.arange(len(order)) - starts[self.labels[order]]
-        return self.select((place < count).nonzero().flatten())
+        pixels = functional.interpolate(self.pixels, (side, side), mode="bilinear", antialias=True)
+        return replace(self, pixels=pixels)
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """Images in files, decoded when they are asked for, a few batches ahead, by worker processes."""
+
+    files: np.ndarray[Any, np.dtype[np.str_]]
+    labels: Tensor
+    side: int
+    workers: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The images of each list of rows, in order."""
+        for pixels, unreadable in self._decoded(batches):
+            if unreadable:
+                raise _complaint(unreadable)
+            yield pixels
+
+    def select(self, rows: Tensor) -> Self:
+        """A set of these rows only."""
+        return replace(self, files=self.files[rows.numpy()], labels=self.labels[rows])
+
+    def join(self, others: list[Self]) -> Self:
+        """One set of this and the others, in order."""
+        sets = [self, *others]
+        files = np.concatenate([s.files for s in sets])
+        return replace(self, files=files, labels=torch.cat([s.labels for s in sets]))
+
+    def relabelled(self, labels: Tensor) -> Self:
+        """The same images, labelled otherwise."""
+        return replace(self, labels=labels)
+
+    def resized(self, side: int) -> Self:
+        """The images at side x side pixels."""
+        return replace(self, side=side)
+
+    @property
+    def nbytes(self) -> int:
+        """What they would take in memory."""
+        return len(self) * 3 * self.side**2
+
+    def in_memory(self) -> MemoryImages:
+        """All of them, decoded now. Files that can not be read are told all at once."""
+        parts, unreadable = [], []
+        for pixels, failed in self._decoded(torch.split(torch.arange(len(self)), 64)):
+            parts.append(pixels)
+            unreadable += failed
+        if unreadable:
+            raise _complaint(unreadable)
+        return MemoryImages(torch.cat(parts), self.labels)
+
+    def _decoded(self, batches: Sequence[Tensor]) -> "DataLoader[Tensor | str]":
+        return DataLoader(
+            _Files(self.files, self.side),
+            batch_sampler=[rows.tolist() for rows in batches],
+            num_workers=min(self.workers, len(batches)),
+            collate_fn=_stack,
+            generator=torch.Generator(),  # or it would draw from the global one
+        )
+
+
+_Batch = tuple[Tensor, list[str]]  # pixels, and what could not be read
+
+
+class _Files(Dataset[Tensor | str]):
+    """One decoded image an index; the complaint instead, where a file can not be read."""
+
+    def __init__(self, files: np.ndarray[Any, np.dtype[np.str_]], side: int) -> None:
+        self._files, self._side = files, side
+
+    def __getitem__(self, index: int) -> Tensor | str:
+        try:
+            return torch.from_numpy(decode(self._files[index], self._side))
+        except Unreadable as reason:
+            return f"{self._files[index]} ({reason})"
+
+
+def _stack(images: list[Tensor | str]) -> _Batch:
+    pixels = [image for image in images if isinstance(image, Tensor)]
+    return torch.stack(pixels) if pixels else torch.empty(0), [image for image in images if isinstance(image, str)]
+
+
+def _complaint(unreadable: list[str]) -> EtagError:
+    count = len(unreadable)
+    which = "1 image file" if count == 1 else f"{count} image files"
+    return EtagError(
+        f"{which} can not be read: {', '.join(unreadable)}; replace or remove {'it' if count == 1 else 'them'}."
+    )

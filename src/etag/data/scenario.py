@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from etag.core.errors import EtagError
 from etag.core.scenario import Scenario, Task
 from etag.data.images import MemoryImages
 from etag.data.preprocess import Preprocess
-from etag.data.source import SOURCES, DataOptions, Dataset
+from etag.data.source import SOURCES, DataOptions, Dataset, Images
+
+SUBSET_SEED = 1993  # the authors' choice for ImageNet-sub, whatever the run's seed
 
 
 def parse_split(name: str, classes: int | None = None) -> list[int]:
@@ -34,17 +35,31 @@ def parse_split(name: str, classes: int | None = None) -> list[int]:
 
 def class_order(dataset: Dataset, options: DataOptions, seed: int) -> list[int]:
     """The source's class numbers in the order in which they arrive."""
+    chosen = list(range(len(dataset.classes)))
+    count = options.classes or dataset.used
+    if count is not None or options.subset is not None:
+        by_default = SUBSET_SEED if dataset.used else "natural"
+        chosen = _arranged(by_default if options.subset is None else options.subset, dataset.classes)
+        count = count or len(chosen)
+        if count > len(chosen):
+            raise EtagError(
+                f"{count} classes are to be used, but the data has {len(chosen)}: set data.classes to that or less."
+            )
+        chosen = sorted(chosen[:count])
     order = seed if options.order is None else options.order
-    count = len(dataset.classes)
+    places = _arranged(order, tuple(dataset.classes[number] for number in chosen), options.order_rule)
+    return [chosen[place] for place in places]
+
+
+def _arranged(order: int | str, classes: tuple[str, ...], rule: str = "position") -> list[int]:
+    """Positions of classes, as a seed, 'natural' or a file arranges them."""
     if order == "natural":
-        return list(range(count))
+        return list(range(len(classes)))
     if isinstance(order, str):
-        return _order_from_file(Path(order).expanduser(), dataset.classes)
+        return _order_from_file(Path(order).expanduser(), classes)
     # the legacy generator on purpose: its permutations are the ones the community quotes by seed
-    permutation = np.random.RandomState(order).permutation(count)
-    if options.order_rule == "inverse":
-        permutation = np.argsort(permutation)
-    return [int(number) for number in permutation]
+    permutation = np.random.RandomState(order).permutation(len(classes))
+    return [int(number) for number in (np.argsort(permutation) if rule == "inverse" else permutation)]
 
 
 def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
@@ -72,39 +87,54 @@ def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
 
 def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenario, Preprocess]:
     """Open the source and cut it; also how its images become network inputs."""
-    dataset = SOURCES[options.name].open(options.path)
+    dataset = SOURCES[options.name].open(options)
     order = class_order(dataset, options, seed)
     sizes = parse_split(split, len(order))
-    order = order[: sum(sizes)]
-    train = _resize(_relabel(dataset.train, order).first_per_class(options.train_per_class), options.size)
-    test = _resize(_relabel(dataset.test, order).first_per_class(options.test_per_class), options.size)
+    order, size = order[: sum(sizes)], options.size or dataset.size
+    side = round(size * dataset.margin)
+    train = _prepared(dataset.train, order, options.train_per_class, side)
+    test = _prepared(dataset.test, order, options.test_per_class, side)
+    train, test = _loaded(train, test, options)
     tasks, old = [], 0
     for index, new in enumerate(sizes):
-        parts = [images.select(_rows(images, old, old + new)) for images in (train, test)]
+        parts = [images.select(_rows(images.labels, old, old + new)) for images in (train, test)]
         tasks.append(Task(index, old, new, parts[0], parts[1], base=sizes[0]))
         old += new
-    channels, size = train.pixels.shape[1], train.pixels.shape[-1]
     names = tuple(dataset.classes[number] for number in order)
     flip = dataset.flip if options.flip is None else options.flip
-    scenario = Scenario(options.name, split, tuple(tasks), names, channels, size)
-    return scenario, Preprocess(dataset.mean, dataset.std, size, flip)
+    scenario = Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size)
+    return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop)
 
 
-def _relabel(images: MemoryImages, order: list[int]) -> MemoryImages:
-    """Only the classes in `order`, labelled by their position in it."""
+def _prepared(images: Images, order: list[int], per_class: int | None, side: int) -> Images:
+    """Only the classes in `order`, labelled by their position in it; so many images of each, of this size."""
     position = torch.full((max(int(images.labels.max()), *order) + 1,), -1)
     position[torch.tensor(order)] = torch.arange(len(order))
-    labels = position[images.labels]
-    rows = (labels >= 0).nonzero().flatten()
-    return MemoryImages(images.pixels[rows], labels[rows])
+    rows = (position[images.labels] >= 0).nonzero().flatten()
+    images = images.select(rows).relabelled(position[images.labels[rows]])
+    return images.select(first_rows_per_class(images.labels, per_class)).resized(side)
 
 
-def _rows(images: MemoryImages, first: int, end: int) -> torch.Tensor:
-    return ((images.labels >= first) & (images.labels < end)).nonzero().flatten()
+def first_rows_per_class(labels: torch.Tensor, count: int | None) -> torch.Tensor:
+    """The rows of the first `count` of each label, in their order; all of them if None."""
+    order = labels.argsort(stable=True)
+    sizes = labels.bincount()
+    starts = sizes.cumsum(0) - sizes
+    place = torch.empty_like(order)  # how many of the same label come before
+    place[order] = torch.arange(len(order)) - starts[labels[order]]
+    return (place < (len(labels) if count is None else count)).nonzero().flatten()
 
 
-def _resize(images: MemoryImages, size: int | None) -> MemoryImages:
-    if size is None or images.pixels.shape[-1] == size == images.pixels.shape[-2]:
-        return images
-    pixels = functional.interpolate(images.pixels, (size, size), mode="bilinear", antialias=True)
-    return MemoryImages(pixels, images.labels)
+def _loaded(train: Images, test: Images, options: DataOptions) -> tuple[Images, Images]:
+    """Files in memory, if there is room for both parts."""
+    if isinstance(train, MemoryImages) or isinstance(test, MemoryImages):
+        return train, test
+    if train.nbytes + test.nbytes > options.memory * 2**20:
+        return train, test
+    rows = torch.arange(len(train) + len(test))
+    both = train.join([test]).in_memory()  # together, so that all files that can not be read are told at once
+    return both.select(rows[: len(train)]), both.select(rows[len(train) :])
+
+
+def _rows(labels: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    return ((labels >= first) & (labels < end)).nonzero().flatten()

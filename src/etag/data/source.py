@@ -1,17 +1,23 @@
 """Data sources: a name, where its files are looked for, and how they are read."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from etag.core.errors import EtagError
 from etag.core.options import Options
 from etag.core.registry import Registry
-from etag.data.images import MemoryImages
+from etag.data.download import Download, Progress, fetch, unpack
+from etag.data.images import FileImages, MemoryImages
+
+Images = MemoryImages | FileImages
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what NumPy's legacy generator takes
 
 
 class DataOptions(Options):
@@ -19,10 +25,16 @@ class DataOptions(Options):
 
     name: str = "digits"
     path: str | None = Field(None, description="where the files are; else ETAG_DATA/<name>, else the user cache")
-    size: PositiveInt | None = Field(None, description="resize to this many pixels a side")
+    classes: PositiveInt | None = Field(None, description="use only so many classes; see `subset`")
+    subset: Seed | str | None = Field(
+        None,
+        description="which classes, where not all are used: a seed, 'natural' (the first), or a file as for `order`",
+    )
+    size: PositiveInt | None = Field(None, description="pixels a side of the network's input")
+    resized_crop: bool = Field(False, description="train on windows of random size and shape, scaled to `size`")
     train_per_class: PositiveInt | None = Field(None, description="use only the first images of each class")
     test_per_class: PositiveInt | None = Field(None, description="the same for testing")
-    order: Annotated[int, Field(ge=0, lt=2**32)] | str | None = Field(
+    order: Seed | str | None = Field(
         None,
         description="class order: a seed (1993 is the iCaRL order on CIFAR-100), 'natural', or a file that lists "
         "classes by name or number; None takes the run's seed",
@@ -33,28 +45,43 @@ class DataOptions(Options):
         "permutation[c], as in the authors' release",
     )
     flip: bool | None = Field(None, description="mirror at random in training; None leaves it to the source")
+    workers: NonNegativeInt = Field(1, description="processes that decode image files ahead of training")
+    memory: NonNegativeInt = Field(
+        2048, description="MiB; image files that need less are decoded once and kept there"
+    )
 
 
 @dataclass(frozen=True)
 class Dataset:
     """A source's images, labelled by the source's own class numbers."""
 
-    train: MemoryImages
-    test: MemoryImages
+    train: Images
+    test: Images
     classes: tuple[str, ...]
+    size: int  # pixels a side of the network's input, unless asked otherwise
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool = True  # whether a mirrored image still shows the same class
+    margin: float = 1.0  # pixels a side that images are kept at, for one of the network's input
+    used: int | None = None  # how many classes, unless asked otherwise; None is all
+
+
+Load = Callable[[Path, DataOptions], Dataset]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A registered source. `files` are what must exist below its folder; none for embedded data."""
+    """A registered source.
+
+    `files` are the ways its files may lie below its folder, each a tuple of names that must all exist; no way at all
+    means embedded data.
+    """
 
     name: str
     summary: str
-    load: Callable[[Path], Dataset]
-    files: tuple[str, ...] = ()
+    load: Load
+    files: tuple[tuple[str, ...], ...] = ()
+    downloads: tuple[Download, ...] = ()  # where its files can be had
 
     def places(self, path: str | None) -> list[Path]:
         """Where its folder is looked for, in order."""
@@ -67,32 +94,49 @@ class Source:
     def find(self, path: str | None = None) -> Path | None:
         """The first place that holds all the files; None if there is none."""
         for place in self.places(path):
-            if all((place / file).is_file() for file in self.files):
+            if not self.files or any(all((place / file).exists() for file in way) for way in self.files):
                 return place
         return None
 
-    def open(self, path: str | None) -> Dataset:
+    @property
+    def wanted(self) -> str:
+        """Its files, in words."""
+        return ", or ".join(" and ".join(way) for way in self.files)
+
+    def open(self, options: DataOptions) -> Dataset:
         """Find and read the data."""
-        place = self.find(path)
+        place = self.find(options.path)
         if place is None:
-            looked = " or ".join(str(p) for p in self.places(path))
+            looked = " or ".join(str(p) for p in self.places(options.path))
             raise EtagError(
-                f"data '{self.name}' was not found: {' and '.join(self.files)} should be in {looked}; "
-                "name another folder with --set data.path=DIR or the environment variable ETAG_DATA."
+                f"data '{self.name}' was not found: {self.wanted} should be in {looked}; name another folder with "
+                "--set data.path=DIR or the environment variable ETAG_DATA."
             )
-        return self.load(place)
+        return self.load(place, options)
+
+    def get(self, path: str | None, progress: Progress) -> Path:
+        """Fetch its files into the first place where they would be found."""
+        if not self.downloads:
+            reason = "comes with the package" if not self.files else "can not be fetched for you"
+            raise EtagError(f"the data '{self.name}' {reason}.")
+        place = self.places(path)[0]
+        for download in self.downloads:
+            file = fetch(download, place, progress)
+            if file.suffix == ".zip":
+                unpack(file, place)
+        return place
 
 
 SOURCES: Registry[Source] = Registry("data source", "etag.data.sources")
 
 
 def source(
-    name: str, summary: str, files: tuple[str, ...] = ()
-) -> Callable[[Callable[[Path], Dataset]], Callable[[Path], Dataset]]:
+    name: str, summary: str, *files: tuple[str, ...], downloads: Sequence[Download] = ()
+) -> Callable[[Load], Load]:
     """Decorator: register a function that reads a folder as a source."""
 
-    def register(load: Callable[[Path], Dataset]) -> Callable[[Path], Dataset]:
-        SOURCES.add(name)(Source(name, summary, load, files))
+    def register(load: Load) -> Load:
+        SOURCES.add(name)(Source(name, summary, load, files, tuple(downloads)))
         return load
 
     return register

@@ -9,6 +9,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from etag.core.errors import EtagError
+
 
 class StepLog:
     """One JSON object a line: where the run was, its loss terms, its speed."""
@@ -40,6 +42,46 @@ class StepLog:
     def close(self) -> None:
         """After the last task."""
         self._file.close()
+
+
+class TensorBoardLog:
+    """The loss terms, learning rate and speed as TensorBoard shows them; steps count on over tasks."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise EtagError("runtime.tensorboard needs the package tensorboard: pip install tensorboard.") from error
+        self._writer = SummaryWriter(str(folder))
+        self._phase, self._since = "", 0.0
+        self._before: dict[str, int] = {}  # steps of this phase in earlier tasks
+        self._last: dict[str, int] = {}
+
+    def begin_task(self, index: int) -> None:  # noqa: ARG002
+        """Count on where the last task ended."""
+        self._before = dict(self._last)
+
+    def started(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
+        """A phase or sweep begins."""
+        self._phase, self._since = name, time.perf_counter()
+
+    def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
+        """Write the values of a phase; sweeps have none."""
+        now = time.perf_counter()
+        speed, self._since = rows / max(now - self._since, 1e-9), now
+        if not terms:
+            return
+        at = self._last[self._phase] = self._before.get(self._phase, 0) + step
+        for name, value in (dict(terms) | {"lr": lr, "images_per_second": speed}).items():
+            self._writer.add_scalar(f"{self._phase}/{name}", value, at)
+
+    def finished(self, name: str, seconds: float) -> None:  # noqa: ARG002
+        """Let readers see all of the phase."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """After the last task."""
+        self._writer.close()
 
 
 class ProgressBars:

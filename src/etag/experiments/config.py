@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator
@@ -9,7 +10,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_va
 from etag.core.errors import EtagError
 from etag.core.options import Options, RuntimeOptions, TrainOptions
 from etag.data.source import SOURCES, DataOptions
-from etag.experiments import recipes, yaml
+from etag.experiments import plugins, recipes, yaml
 from etag.methods.base import METHODS, MethodOptions
 from etag.models.backbone import BACKBONES, ModelOptions
 
@@ -24,6 +25,7 @@ class RunConfig(Options):
     model: ModelOptions = ModelOptions()
     train: TrainOptions = TrainOptions()
     runtime: RuntimeOptions = RuntimeOptions()
+    plugins: list[str] = Field(default_factory=list, description="Python files that register methods and the like")
 
     @field_validator("method", mode="before")
     @classmethod
@@ -46,21 +48,33 @@ def resolve(
     asked: dict[str, Any] = {}
     for key, value in [*(given or {}).items(), *map(_setting, settings)]:
         _put(asked, "method.name" if key == "method" else "data.name" if key == "data" else key, value)
-    data = asked.get("data", {}).get("name", DataOptions().name)
+    plugins.load(asked.get("plugins", []))
+    data = _source_named(asked.get("data", {}))
     content = recipes.load(recipe) if recipe else recipes.default_for(data)
     for key in ("method", "data"):  # `method: etag` is short for `method: {name: etag}`
         if isinstance(content.get(key), str):
             content[key] = {"name": content[key]}
     per_method = content.pop("methods", {})
-    merged = _merge(content, asked)
+    merged = recipes.merge(content, asked)
     method = merged.setdefault("method", {})
     name = method.setdefault("name", "etag")
-    merged["method"] = _merge(_merge(per_method.get(name, {}), content.get("method", {})), method)
+    merged["method"] = recipes.merge(recipes.merge(per_method.get(name, {}), content.get("method", {})), method)
     return validate(merged)
+
+
+def _source_named(data: dict[str, Any]) -> str:
+    """The source asked for; a folder in place of a name is a folder of the user's own images."""
+    name = str(data.get("name", DataOptions().name))
+    if name not in SOURCES and Path(name).expanduser().is_dir():
+        data |= {"name": "folder", "path": name}
+        return "folder"
+    return name
 
 
 def validate(values: dict[str, Any]) -> RunConfig:
     """A checked configuration; every mistake in it is named."""
+    if values.get("plugins"):
+        values = values | {"plugins": plugins.load(values["plugins"])}
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -83,15 +97,6 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(tree, dict):
             raise EtagError(f"'{key}' can not be set: '{part}' already has a plain value.")
     tree[last] = value
-
-
-def _merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
-    """Upper values win; mappings are merged, anything else is replaced."""
-    merged = dict(lower)
-    for key, value in upper.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
 
 
 def _explain(error: Any, values: dict[str, Any]) -> str:

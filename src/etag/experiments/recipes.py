@@ -15,9 +15,10 @@ def folder() -> Path:
 
 
 def available() -> dict[str, Path]:
-    """Recipes by name: the path below the folder, without its ending."""
+    """Recipes by name: the path below the folder, without its ending. Those that begin with _ are for others."""
     root = folder()
-    return {file.relative_to(root).with_suffix("").as_posix(): file for file in sorted(root.rglob("*.yaml"))}
+    files = (file for file in sorted(root.rglob("*.yaml")) if not file.name.startswith("_"))
+    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -45,6 +46,23 @@ def summary(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """A recipe's content upon that of the recipes it extends."""
     content = yaml.read(path)
     content.pop("summary", None)
-    return content
+    merged: dict[str, Any] = {}
+    below = content.pop("extends", [])
+    for name in [below] if isinstance(below, str) else below:
+        other = path.parent / f"{name}.yaml"
+        if not other.is_file():
+            raise EtagError(f"{path} extends '{name}', but {other} does not exist.")
+        merged = merge(merged, _read(other))
+    return merge(merged, content)
+
+
+def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    """Upper values win; mappings are merged, anything else is replaced."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged

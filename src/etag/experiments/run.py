@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch import nn
 
 from etag.core.scenario import Scenario
 from etag.core.work import Listener
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
-from etag.engine.progress import ProgressBars, StepLog
+from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
 from etag.engine.runtime import Runtime, launch
 from etag.evaluation.embedding import pick_rows, tsne
 from etag.evaluation.evaluate import Judgement, answers_sweep, features_sweep, judge
 from etag.evaluation.metrics import step_accuracies, summary
 from etag.experiments.config import RunConfig
-from etag.experiments.store import RunDirectory, create_method
+from etag.experiments.store import RunDirectory, create_method, networks
 from etag.methods.base import Method
 
 EMBEDDED = 1000  # test images in the picture of the feature space
@@ -51,6 +50,8 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     placement = runtime.placement
     method = create_method(config, placement, preprocess, channels=scenario.channels, classes=len(scenario.classes))
+    if loaded := method.load_weights():
+        console.print(str(loaded), markup=False)
     directory, record = RunDirectory(out), Record()
     if runtime.leader:
         directory.begin(config, restart)
@@ -60,7 +61,7 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
             start = time.perf_counter()
             for listener in listeners:
                 listener.begin_task(task.index)
-            given = scenario.with_past(task) if method.card.all_data else task
+            given = scenario.given(task, method.card.all_data)
             method.begin_task(given)
             engine.execute(method.phases(given))
             method.end_task(given)
@@ -89,18 +90,20 @@ def _listeners(
     config: RunConfig,
     method: Method,
     scenario: Scenario,
-) -> Iterator[list[Listener]]:
+) -> Iterator[Sequence[Listener]]:
     if not runtime.leader:
         yield []
         return
-    images = [len((scenario.with_past(t) if method.card.all_data else t).train) for t in scenario]
-    bars = ProgressBars(console, f"{config.method.name} on {config.data.name} {config.split}", images)
-    log = StepLog(directory.steps)
+    images = [len(scenario.given(task, method.card.all_data).train) for task in scenario]
+    listeners: list[ProgressBars | StepLog | TensorBoardLog] = [StepLog(directory.steps)]
+    if config.runtime.tensorboard:
+        listeners.append(TensorBoardLog(directory.path / "tensorboard"))
+    listeners.append(ProgressBars(console, f"{config.method.name} on {config.data.name} {config.split}", images))
     try:
-        yield [bars, log]
+        yield listeners
     finally:
-        bars.close()
-        log.close()
+        for listener in listeners:
+            listener.close()
 
 
 @dataclass
@@ -166,9 +169,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
 def _sizes(method: Method, scenario: Scenario) -> dict[str, Any]:
     """Parameters, and the bytes that are kept from task to task."""
-    parts: dict[str, nn.Module] = {}
-    for role, part in method.parts().items():
-        parts |= dict(part.named_children()) if role == "solver" else {role: part}
+    parts = networks(method)
     parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
     stored = {name: sum(t.nbytes for t in part.state_dict().values()) for name, part in parts.items()}
     if method.card.all_data:

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
@@ -107,6 +107,14 @@ def create_method(
         preprocess=preprocess,
     )
     return METHODS[config.method.name](config.method, context)
+
+
+def networks(method: Method) -> dict[str, nn.Module]:
+    """The method's networks, the solver's parts apart, by name."""
+    found: dict[str, nn.Module] = {}
+    for role, part in method.parts().items():
+        found |= dict(part.named_children()) if role == "solver" else {role: part}
+    return found
 
 
 def tensors(method: Method) -> dict[str, Tensor]:

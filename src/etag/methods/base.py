@@ -22,6 +22,7 @@ from etag.data.views import IDENTITY, Views
 from etag.methods.parts.objective import SolverObjective
 from etag.models.backbone import ModelOptions
 from etag.models.solver import LinearPredictor, Teacher, build_solver
+from etag.models.weights import WeightsReport, load_weights
 
 Growth = Literal["growing", "base", "fixed"]
 
@@ -94,6 +95,14 @@ class Method(ABC):
         """The networks as they are before the first task."""
         c = self.context
         self.solver = build_solver(c.model, c.channels, c.size, stream)
+
+    def load_weights(self) -> WeightsReport | None:
+        """Before the first task: let the backbone begin with `model.weights`, if that is set.
+
+        Not a part of `build`: a saved model is rebuilt without the file it once began with.
+        """
+        path = self.context.model.weights
+        return None if path is None else load_weights(self.solver.backbone, path)
 
     def begin_task(self, task: Task) -> None:
         """Take the teacher, then grow."""

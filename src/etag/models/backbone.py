@@ -15,30 +15,57 @@ class ModelOptions(Options):
     """The solver's network."""
 
     backbone: str = "resnet18"
-    width: PositiveInt = Field(64, description="channels of the first stage; the others follow in proportion")
+    width: PositiveInt | None = Field(
+        None, description="channels of the first layer; the others follow in proportion. None is the classic network"
+    )
     stem: Literal["auto", "cifar", "imagenet"] = Field(
-        "auto", description="first layer: 3x3, or 7x7 with pooling; auto takes the latter above 64 pixels"
+        "auto",
+        description="first layers of ResNets and MobileNetV2: cifar keeps the side of small images, imagenet soon "
+        "reduces it; auto takes the latter above 64 pixels",
     )
     head_bias: bool = Field(True, description="bias in the linear head; the paper shows none but counts it")
+    weights: str | None = Field(
+        None,
+        description="file the backbone begins with: safetensors or a PyTorch state dict, with our names or, for "
+        "ResNets, torchvision's",
+    )
+
+    def imagenet_stem(self, size: int) -> bool:
+        """Whether images of so many pixels a side get the stem for large ones."""
+        return self.stem == "imagenet" or (self.stem == "auto" and size > 64)
 
 
 class Backbone(nn.Module, ABC):
-    """A feature extractor in L stages; `stages[0]` begins with the stem."""
+    """A feature extractor in L stages; `stages[0]` begins with the stem.
+
+    Its features are not negative: the generator that makes them again ends in a ReLU.
+    """
 
     stages: nn.ModuleList
     feature_size: int
+    smallest: int  # side of the smallest image: so much is the side reduced from the image to the last map
+    imagenet = False  # whether it has the stem for large images
 
     @abstractmethod
+    def new_stage(self, number: int) -> nn.Module:
+        """Stage `number` (2 .. L) once more; L + 1 is one of the last's kind behind the last, at the same side."""
+
     def branch(self, stage: int) -> nn.Module:
         """New stages that lead from the map after `stage` (1 .. L) to a map that can be pooled.
 
         They repeat the architecture of the stages that follow; after the last there is one more of its kind.
         """
+        last = max(len(self.stages), stage + 1)
+        return nn.Sequential(*(self.new_stage(number) for number in range(stage + 1, last + 1)))
 
     @staticmethod
     def pool(maps: Tensor) -> Tensor:
-        """Global average: the feature of a map."""
-        return maps.mean((2, 3))
+        """Global average: the feature of a map. What is no map is a feature already."""
+        return maps.mean((2, 3)) if maps.ndim == 4 else maps
+
+    def own_name(self, name: str) -> str:
+        """What a tensor in another library's weights is called here; an unknown name stays."""
+        return name
 
 
 BACKBONES: Registry[Callable[[ModelOptions, int, int], Backbone]] = Registry("backbone", "etag.models.backbones")

@@ -6,6 +6,7 @@ from typing import Generic, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from etag.core.errors import EtagError
 from etag.core.outputs import Need, Outputs, needed
 from etag.core.random import Stream
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
@@ -125,7 +126,18 @@ class LinearPredictor(nn.Module):
 
 
 def build_solver(options: ModelOptions, channels: int, size: int, stream: Stream) -> Solver:
-    """A solver with an empty head."""
-    make = BACKBONES[options.backbone]
-    backbone = build(lambda: make(options, channels, size), stream.generator("backbone"))
+    """A solver with an empty head, for images of this many channels and pixels a side."""
+
+    def make() -> Backbone:
+        backbone = BACKBONES[options.backbone](options, channels, size)
+        if size < backbone.smallest:
+            stem = "model.stem=cifar or " if backbone.imagenet else ""
+            raise EtagError(
+                f"images of {size}x{size} pixels are too small for the backbone {options.backbone}, which needs "
+                f"{backbone.smallest}x{backbone.smallest}: set {stem}data.size={backbone.smallest}, or another "
+                "model.backbone."
+            )
+        return backbone
+
+    backbone = build(make, stream.generator("backbone"))
     return Solver(backbone, LinearHead(backbone.feature_size, options.head_bias))

@@ -5,11 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from etag.core.errors import EtagError
 from etag.data.scenario import build_scenario
 from etag.data.source import SOURCES, DataOptions
+
+
+def opened(folder):
+    return SOURCES["cifar100"].open(DataOptions(name="cifar100", path=str(folder)))
+
 
 # -- CIFAR-100 on the real files -------------------------------------------------------------------
 
@@ -17,7 +24,7 @@ from etag.data.source import SOURCES, DataOptions
 @pytest.fixture(scope="module")
 def cifar(shared_data):
     """The real data set, opened once."""
-    return SOURCES["cifar100"].open(str(shared_data / "cifar100"))
+    return opened(shared_data / "cifar100")
 
 
 def test_cifar100_is_complete(cifar):
@@ -73,7 +80,7 @@ def write_cifar(folder, images=6, names=None, columns=("img", "fine_label")):
 
 def test_pixels_arrive_unchanged_with_channels_first(tmp_path):
     pixels = write_cifar(tmp_path, names=["hay", "sky"])
-    read = SOURCES["cifar100"].open(str(tmp_path))
+    read = opened(tmp_path)
     assert np.array_equal(read.train.pixels.numpy(), pixels.transpose(0, 3, 1, 2))
     assert read.test.labels.tolist() == [0, 1, 0, 1, 0, 1]
     assert read.classes == ("hay", "sky")
@@ -81,7 +88,7 @@ def test_pixels_arrive_unchanged_with_channels_first(tmp_path):
 
 def test_without_names_in_the_schema_classes_are_numbers(tmp_path):
     write_cifar(tmp_path)
-    assert SOURCES["cifar100"].open(str(tmp_path)).classes == ("0", "1")
+    assert opened(tmp_path).classes == ("0", "1")
 
 
 def test_data_path_goes_before_etag_data_before_the_cache(tmp_path, monkeypatch):
@@ -108,7 +115,8 @@ def test_where_data_was_looked_for_is_said(tmp_path, monkeypatch):
     with pytest.raises(EtagError) as caught:
         build_scenario(DataOptions(name="cifar100"), "b50-5x10", 0)
     assert str(caught.value) == (
-        f"data 'cifar100' was not found: train.parquet and test.parquet should be in {tmp_path}/env/cifar100 or "
+        "data 'cifar100' was not found: train.parquet and test.parquet, or cifar-100-python/train and "
+        f"cifar-100-python/test, or cifar-100-python.tar.gz should be in {tmp_path}/env/cifar100 or "
         f"{tmp_path}/cache/etag/cifar100; name another folder with --set data.path=DIR or the environment variable "
         "ETAG_DATA."
     )
@@ -118,7 +126,7 @@ def test_a_missing_path_is_not_replaced_by_another_place(tmp_path, monkeypatch):
     monkeypatch.setenv("ETAG_DATA", str(tmp_path))
     write_cifar(tmp_path / "cifar100")
     with pytest.raises(EtagError, match=f"should be in {tmp_path}/nowhere; name"):
-        SOURCES["cifar100"].open(str(tmp_path / "nowhere"))
+        opened(tmp_path / "nowhere")
 
 
 def test_a_home_directory_may_be_written_with_a_tilde(monkeypatch, tmp_path):
@@ -153,15 +161,47 @@ def test_a_spoilt_file_is_named_in_one_sentence(tmp_path, spoil):
     write_cifar(tmp_path)
     spoil(tmp_path)
     with pytest.raises(EtagError, match=r"train.parquet can not be read as CIFAR-100 \(.+\)\.$"):
-        SOURCES["cifar100"].open(str(tmp_path))
+        opened(tmp_path)
 
 
-def test_an_image_that_is_none_is_named_too(tmp_path):
+@pytest.mark.parametrize("kind", ["text", "cut", "a chunk too short", "bomb", "another size"])
+def test_an_image_that_is_none_is_named_too(tmp_path, png_bytes, kind):
     import pyarrow as pa
     import pyarrow.parquet
 
+    whole = png(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+    contents = {
+        "text": b"no png",
+        "cut": whole[:-500],
+        "a chunk too short": whole[:33] + b"\0\0\0\x20" + whole[37:],
+        "bomb": png_bytes(20_000, 20_000),
+        "another size": png(np.zeros((8, 8, 3), np.uint8)),
+    }
     write_cifar(tmp_path)
-    table = pa.table({"img": [{"bytes": b"no png", "path": None}], "fine_label": [0]})
-    pyarrow.parquet.write_table(table, tmp_path / "test.parquet")
+    images = [{"bytes": content, "path": None} for content in (whole, contents[kind])]
+    pyarrow.parquet.write_table(pa.table({"img": images, "fine_label": [0, 1]}), tmp_path / "test.parquet")
     with pytest.raises(EtagError, match=r"test.parquet can not be read as CIFAR-100"):
-        SOURCES["cifar100"].open(str(tmp_path))
+        opened(tmp_path)
+
+
+@settings(max_examples=80)
+@given(
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),
+    kept=st.floats(0.2, 1),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_changed_image_is_read_or_refused(tmp_path_factory, changes, kept):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    content = bytearray(png(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)))
+    for place, value in changes:
+        content[int(place**3 * len(content))] = value  # mostly in the head, where it matters
+    folder = tmp_path_factory.getbasetemp()
+    image = {"bytes": bytes(content[: int(kept * len(content))]), "path": None}
+    for part in ("train", "test"):
+        pyarrow.parquet.write_table(pa.table({"img": [image], "fine_label": [0]}), folder / f"{part}.parquet")
+    try:
+        assert len(opened(folder).train) == 1
+    except EtagError as error:
+        assert "train.parquet can not be read as CIFAR-100" in str(error)

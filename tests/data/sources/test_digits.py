@@ -2,11 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from etag.data.source import SOURCES
+from etag.data.source import SOURCES, DataOptions
+
+
+def opened():
+    return SOURCES["digits"].open(DataOptions())
 
 
 def test_digits_has_1797_images_and_every_class_in_both_parts():
-    digits = SOURCES["digits"].open(None)
+    digits = opened()
     assert len(digits.train) + len(digits.test) == 1797
     for part in (digits.train, digits.test):
         assert part.labels.unique().tolist() == list(range(10))
@@ -18,7 +22,7 @@ def test_digits_has_1797_images_and_every_class_in_both_parts():
 def test_every_fifth_digit_of_a_class_is_for_testing():
     from sklearn.datasets import load_digits
 
-    digits, bunch = SOURCES["digits"].open(None), load_digits()
+    digits, bunch = opened(), load_digits()
     for label in range(10):
         images = [np.rint(image * 255 / 16) for image in bunch.images[bunch.target == label]]
         assert np.array_equal(digits.test.pixels[digits.test.labels == label, 0], images[4::5])
@@ -27,13 +31,13 @@ def test_every_fifth_digit_of_a_class_is_for_testing():
 
 
 def test_digits_mean_and_deviation_are_those_of_its_training_images():
-    digits = SOURCES["digits"].open(None)
+    digits = opened()
     pixels = digits.train.pixels.double() / 255
     assert digits.mean[0] == pytest.approx(pixels.mean().item(), abs=2e-3)
     assert digits.std[0] == pytest.approx(pixels.std().item(), abs=2e-3)
 
 
 def test_digits_are_the_same_every_time():
-    first, second = (SOURCES["digits"].open(None) for _ in range(2))
+    first, second = (opened() for _ in range(2))
     assert torch.equal(first.train.pixels, second.train.pixels)
     assert torch.equal(first.test.labels, second.test.labels)

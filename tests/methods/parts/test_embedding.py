@@ -177,7 +177,7 @@ def test_a_backbone_of_one_stage_has_nothing_to_distil():
             super().__init__()
             self.stages = nn.ModuleList([nn.Conv2d(1, 4, 3)])
 
-        def branch(self, stage):
+        def new_stage(self, number):
             return nn.Conv2d(4, 4, 3)
 
     part = EmbeddingDistillation(EmbeddingOptions())

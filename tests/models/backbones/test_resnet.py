@@ -10,23 +10,49 @@ from etag.models.solver import build_solver
 
 
 @pytest.mark.parametrize(
-    ("size", "stem", "sides"),
+    ("name", "size", "stem", "sides"),
     [
-        (224, "auto", [56, 28, 14, 7]),
-        (224, "imagenet", [56, 28, 14, 7]),
-        (32, "auto", [32, 16, 8, 4]),
-        (64, "auto", [64, 32, 16, 8]),
-        (65, "cifar", [65, 33, 17, 9]),
+        ("resnet18", 224, "auto", [56, 28, 14, 7]),
+        ("resnet18", 224, "imagenet", [56, 28, 14, 7]),
+        ("resnet18", 32, "auto", [32, 16, 8, 4]),
+        ("resnet18", 64, "auto", [64, 32, 16, 8]),
+        ("resnet18", 65, "cifar", [65, 33, 17, 9]),
+        ("resnet32", 32, "auto", [32, 16, 8]),
+        ("resnet32", 96, "auto", [24, 12, 6]),
     ],
 )
-def test_stages_halve_the_side_and_double_the_width(size, stem, sides):
-    made = build_solver(ModelOptions(width=2, stem=stem), 3, size, Stream.root(0)).eval()
+def test_stages_halve_the_side_and_double_the_width(name, size, stem, sides):
+    made = build_solver(ModelOptions(backbone=name, width=2, stem=stem), 3, size, Stream.root(0)).eval()
     said = made(torch.zeros(1, 3, size, size), Need.STAGES | Need.FEATURE)
     assert [tuple(maps.shape) for maps in said.stages] == [
         (1, 2 * 2**stage, side, side) for stage, side in enumerate(sides)
     ]
-    assert said.feature.shape == (1, 16)
+    assert said.feature.shape == (1, 2 ** len(sides))
     torch.testing.assert_close(said.feature, said.stages[-1].mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "stem", "classes", "count"),
+    [
+        ("resnet18", "imagenet", 1000, 11_689_512),  # torchvision's
+        ("resnet18", "cifar", 100, 11_220_132),  # the paper's
+        ("resnet32", "cifar", 10, 466_906),  # 464,154 and its two projections: 16 x 32 + 32 x 64 and BatchNorm
+    ],
+)
+def test_the_classic_networks_have_their_known_number_of_parameters(name, stem, classes, count):
+    made = build_solver(ModelOptions(backbone=name, stem=stem), 3, 32, Stream.root(0))
+    made.head.grow(classes, Stream.root(0).generator())
+    assert sum(parameter.numel() for parameter in made.parameters()) == count
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("resnet18", [2, 2, 2, 2]), ("resnet32", [5, 5, 5])])
+def test_stages_have_equally_many_blocks_and_only_later_ones_begin_with_a_stride(name, blocks):
+    made = build_solver(ModelOptions(backbone=name, width=2), 3, 32, Stream.root(0)).backbone
+    stages = [[layer for layer in stage if isinstance(layer, BasicBlock)] for stage in made.stages]
+    assert [len(stage) for stage in stages] == blocks
+    for number, stage in enumerate(stages):
+        strides = [block.conv1.stride[0] for block in stage]
+        assert strides == [2 if number else 1] + [1] * (len(stage) - 1)
 
 
 @pytest.mark.parametrize(("channels", "out", "stride"), [(4, 4, 1), (4, 8, 2), (4, 8, 1)])

@@ -1,46 +1,63 @@
-"""CIFAR-100 as parquet files in the Hugging Face schema (PNG bytes and labels)."""
+"""CIFAR-100: parquet files in the Hugging Face schema, or the official archive, packed or unpacked."""
 
 import io
 import json
+import pickle
+import tarfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from PIL import Image
 
 from etag.core.errors import EtagError
+from etag.data.download import Download
 from etag.data.images import MemoryImages
-from etag.data.source import Dataset, source
+from etag.data.source import DataOptions, Dataset, source
+
+ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
+Part = tuple[MemoryImages, tuple[str, ...]]  # images, and names of classes if the file has them
 
 
-@source("cifar100", "60,000 photographs, 32x32 colour, 100 classes (parquet)", ("train.parquet", "test.parquet"))
-def load(folder: Path) -> Dataset:
-    """Read both files; class names come from the schema, or else are numbers."""
-    train, names = _read(folder / "train.parquet")
-    test, _ = _read(folder / "test.parquet")
+@source(
+    "cifar100",
+    "60,000 photographs, 32x32 colour, 100 classes (parquet, or the official archive)",
+    ("train.parquet", "test.parquet"),
+    (f"{FOLDER}/train", f"{FOLDER}/test"),
+    (ARCHIVE,),
+    downloads=[Download(f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}", "eb9058c3a382ffc7106e4002c42a8d85")],
+)
+def load(folder: Path, _options: DataOptions) -> Dataset:
+    """Read whichever form is there."""
+    (train, names), (test, _) = (
+        _read_parquet(folder) if (folder / "train.parquet").exists() else _read_official(folder)
+    )
     return Dataset(
         train=train,
         test=test,
         classes=names or tuple(str(label) for label in range(int(train.labels.max()) + 1)),
+        size=32,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2023, 0.1994, 0.2010),
     )
 
 
-def _read(file: Path) -> tuple[MemoryImages, tuple[str, ...]]:
+def _read_parquet(folder: Path) -> list[Part]:
     import pyarrow.compute
     import pyarrow.parquet
 
-    try:
-        table = pyarrow.parquet.read_table(file, columns=["img", "fine_label"])
-        encoded = pyarrow.compute.struct_field(table.column("img"), "bytes")
-        pixels = np.stack([_decode(png.as_py()) for png in encoded])
-        labels = torch.from_numpy(table.column("fine_label").to_numpy().copy()).long()
-        names = _names(table)
-    except (pyarrow.ArrowException, AttributeError, KeyError, OSError, ValueError) as error:
-        raise EtagError(f"{file} can not be read as CIFAR-100 ({str(error).splitlines()[0]}).") from error
-    return MemoryImages(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels), names
+    parts = []
+    for file in (folder / "train.parquet", folder / "test.parquet"):
+        try:
+            table = pyarrow.parquet.read_table(file, columns=["img", "fine_label"])
+            encoded = pyarrow.compute.struct_field(table.column("img"), "bytes")
+            pixels = np.stack([_decode(png.as_py()) for png in encoded])
+            labels = table.column("fine_label").to_numpy()
+            parts.append((_images(pixels.transpose(0, 3, 1, 2), labels), _names(table)))
+        except (pyarrow.ArrowException, AttributeError, KeyError, OSError, ValueError) as error:
+            raise _unreadable(file, error) from error
+    return parts
 
 
 def _decode(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -51,3 +68,70 @@ def _names(table: Any) -> tuple[str, ...]:
     metadata = (table.schema.metadata or {}).get(b"huggingface", b"{}")
     features = json.loads(metadata).get("info", {}).get("features", {})
     return tuple(features.get("fine_label", {}).get("names", ()))
+
+
+def _read_official(folder: Path) -> list[Part]:
+    """The three pickles of the official archive, read without running any code they might hold."""
+    place = folder / FOLDER if (folder / FOLDER / "train").exists() else folder / ARCHIVE
+    try:
+        contents = _from_folder(place) if place.is_dir() else _from_archive(place)
+        names = tuple(name.decode() for name in contents["meta"][b"fine_label_names"])
+        return [
+            (_images(np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32), content[b"fine_labels"]), names)
+            for content in (contents["train"], contents["test"])
+        ]
+    except (AttributeError, EOFError, IndexError, KeyError, OSError, TypeError, ValueError) as error:
+        raise _unreadable(place, error) from error
+    except (pickle.UnpicklingError, tarfile.TarError) as error:
+        raise _unreadable(place, error) from error
+
+
+def _from_folder(place: Path) -> dict[str, Any]:
+    contents = {}
+    for name in ("train", "test", "meta"):
+        with (place / name).open("rb") as file:
+            contents[name] = _PlainUnpickler(file).load()
+    return contents
+
+
+def _from_archive(place: Path) -> dict[str, Any]:
+    contents = {}
+    with tarfile.open(place) as archive:
+        for name in ("train", "test", "meta"):
+            file = archive.extractfile(f"{FOLDER}/{name}")
+            if file is None:
+                raise KeyError(f"{name} is missing")
+            contents[name] = _PlainUnpickler(file).load()
+    return contents
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Admits plain values and NumPy arrays; any other name in a pickle could be code to run."""
+
+    ADMITTED = (
+        ("numpy", "dtype"),
+        ("numpy", "ndarray"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("_codecs", "encode"),  # how Python 3 writes bytes for readers of old protocols
+    )
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="bytes")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which CIFAR-100 does not need")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _images(pixels: np.ndarray[Any, np.dtype[np.uint8]], labels: Any) -> MemoryImages:
+    numbers = torch.from_numpy(np.array(labels, np.int64))
+    if len(pixels) != len(numbers):
+        raise ValueError(f"{len(pixels)} images, but {len(numbers)} labels")
+    return MemoryImages(torch.from_numpy(np.ascontiguousarray(pixels)), numbers)
+
+
+def _unreadable(file: Path, error: Exception) -> EtagError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return EtagError(f"{file} can not be read as CIFAR-100 ({reason}).")

@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 
 from etag.data.images import MemoryImages
-from etag.data.source import Dataset, source
+from etag.data.source import DataOptions, Dataset, source
 
 
 @source("digits", "1,797 handwritten digits, 8x8 grey, 10 classes; comes with scikit-learn")
-def load(_: Path) -> Dataset:
+def load(_path: Path, _options: DataOptions) -> Dataset:
     """Every fifth image of each class is for testing."""
     from sklearn.datasets import load_digits
 
@@ -25,6 +25,7 @@ def load(_: Path) -> Dataset:
         train=images.select((~held_out).nonzero().flatten()),
         test=images.select(held_out.nonzero().flatten()),
         classes=tuple(str(name) for name in bunch.target_names),
+        size=8,
         mean=(0.305,),
         std=(0.376,),
         flip=False,

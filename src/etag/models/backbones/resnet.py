@@ -1,6 +1,6 @@
-"""ResNet-18 (He et al., 2016) with the 3x3 stem used for small images or the original one."""
+"""ResNets of basic blocks (He et al., 2016), with the 3x3 stem used for small images or the original one."""
 
-from itertools import pairwise
+import re
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,7 +9,7 @@ from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where the shape changes (option B)."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -28,10 +28,6 @@ class BasicBlock(nn.Module):
         return functional.relu(y, inplace=True)
 
 
-def _stage(channels: int, out: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(BasicBlock(channels, out, stride), BasicBlock(out, out, 1))
-
-
 def _stem(channels: int, width: int, imagenet: bool) -> list[nn.Module]:
     if imagenet:
         conv, end = nn.Conv2d(channels, width, 7, 2, 3, bias=False), [nn.MaxPool2d(3, 2, 1)]
@@ -40,24 +36,58 @@ def _stem(channels: int, width: int, imagenet: bool) -> list[nn.Module]:
     return [conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True), *end]
 
 
-class ResNet18(Backbone):
-    """Four stages of two blocks; the width doubles and the side halves from stage to stage."""
+# torchvision's names, and ours
+STEM_NAMES = {"conv1": "stages.0.0", "bn1": "stages.0.1"}
+BLOCK_NAMES = {"bn1": "norm1", "bn2": "norm2", "downsample": "shortcut"}
 
-    def __init__(self, channels: int, width: int, imagenet: bool) -> None:
+
+class ResNet(Backbone):
+    """Stages of equally many blocks; the width doubles and the side halves from stage to stage."""
+
+    def __init__(self, channels: int, width: int, stages: int, blocks: int, imagenet: bool) -> None:
         super().__init__()
-        self.widths = [width, 2 * width, 4 * width, 8 * width]
+        self.widths = [width * 2**number for number in range(stages)]
+        self.blocks, self.imagenet = blocks, imagenet
         self.feature_size = self.widths[-1]
-        first = nn.Sequential(*_stem(channels, width, imagenet), *_stage(width, width, 1))
-        self.stages = nn.ModuleList([first, *(_stage(a, b, 2) for a, b in pairwise(self.widths))])
+        self.smallest = 2 ** (stages - 1) * (4 if imagenet else 1)
+        stem = _stem(channels, width, imagenet)
+        self.stem_size = len(stem)
+        first = nn.Sequential(*stem, *self._stage(width, width, 1))
+        self.stages = nn.ModuleList([first, *(self.new_stage(number) for number in range(2, stages + 1))])
 
-    def branch(self, stage: int) -> nn.Module:
-        """The stages after `stage` once more; one at stride 1 after the last."""
-        following = [_stage(a, b, 2) for a, b in pairwise(self.widths[stage - 1 :])]
-        return nn.Sequential(*(following or [_stage(self.feature_size, self.feature_size, 1)]))
+    def _stage(self, channels: int, out: int, stride: int) -> nn.Sequential:
+        later = (BasicBlock(out, out, 1) for _ in range(self.blocks - 1))
+        return nn.Sequential(BasicBlock(channels, out, stride), *later)
+
+    def new_stage(self, number: int) -> nn.Module:
+        """Twice the width, half the side; the same of both behind the last."""
+        before = self.widths[number - 2]
+        if number > len(self.widths):
+            return self._stage(before, before, 1)
+        return self._stage(before, self.widths[number - 1], 2)
+
+    def own_name(self, name: str) -> str:
+        """Knows the names in torchvision's ResNets."""
+        if match := re.fullmatch(r"layer(\d+)\.(\d+)\.(\w+)\.(.+)", name):
+            stage, block = int(match[1]) - 1, int(match[2])
+            if stage == 0:  # the stem's layers come first
+                block += self.stem_size
+            return f"stages.{stage}.{block}.{BLOCK_NAMES.get(match[3], match[3])}.{match[4]}"
+        layer, dot, rest = name.partition(".")
+        return STEM_NAMES.get(layer, layer) + dot + rest
 
 
 @BACKBONES.add("resnet18")
 def resnet18(options: ModelOptions, channels: int, size: int) -> Backbone:
-    """Build it for images of this many channels and pixels."""
-    imagenet = options.stem == "imagenet" or (options.stem == "auto" and size > 64)
-    return ResNet18(channels, options.width, imagenet)
+    """Four stages of two blocks; classic at width 64."""
+    return ResNet(channels, options.width or 64, stages=4, blocks=2, imagenet=options.imagenet_stem(size))
+
+
+@BACKBONES.add("resnet32")
+def resnet32(options: ModelOptions, channels: int, size: int) -> Backbone:
+    """Three stages of five blocks, made for CIFAR; classic at width 16.
+
+    Shortcuts are projections (option B), so with a head of 10 classes it has 466,906 parameters, not the 464,154 of
+    the parameter-free option A.
+    """
+    return ResNet(channels, options.width or 16, stages=3, blocks=5, imagenet=options.imagenet_stem(size))

@@ -1,0 +1,33 @@
+"""A method of one's own: stay near the old features. Run it by `etag run --plugin examples/near.py --method near`."""
+
+from pydantic import Field, NonNegativeFloat
+
+from etag.core.outputs import Need, needed
+from etag.core.scenario import Task
+from etag.core.work import Plan, Step, Term
+from etag.losses.embedding import feature_distance
+from etag.methods.base import Card, Method, MethodOptions, method
+from etag.methods.parts.classification import classification
+
+
+class NearOptions(MethodOptions):
+    """Its own option."""
+
+    weight: NonNegativeFloat = Field(1.0, description="of the distance to the old features")
+
+
+def distance(step: Step):
+    """How far the student's features are from the teacher's."""
+    return feature_distance(needed(step.student.feature), needed(step.teacher.feature))
+
+
+@method("near", Card("feature distillation", "an example", "solver"))
+class Near(Method):
+    """Cross-entropy, and after the base task the distance of the features."""
+
+    Options = NearOptions
+
+    def phases(self, task: Task) -> Plan:
+        """One phase."""
+        near = Term("near", distance, self.options.weight, student=Need.FEATURE, teacher=Need.FEATURE)
+        yield self.solver_phase(task, [classification(task), near] if task.index else [classification(task)])

@@ -1,0 +1,16 @@
+"""ImageNet-sub: classes drawn from a folder in ImageNet's layout."""
+
+from pathlib import Path
+
+from etag.data.folders import as_images
+from etag.data.source import DataOptions, Dataset, source
+from etag.data.sources.folder import MEAN, STD, parts
+
+
+@source("imagenet-sub", "ImageNet, or some classes of it (data.classes, data.subset), 224 px", ("train", "val"))
+def load(path: Path, options: DataOptions) -> Dataset:
+    """100 classes drawn at random; images are kept at 256 x 256 for windows of 224 (Experiments, Datasets)."""
+    train, test = parts(path)
+    classes = tuple(train)
+    images = [as_images(part, classes, options.workers) for part in (train, test)]
+    return Dataset(images[0], images[1], classes, size=224, mean=MEAN, std=STD, margin=256 / 224, used=100)

@@ -1,0 +1,40 @@
+"""Tiny-ImageNet in its own layout: train/CLASS/images, val/images with a file of annotations."""
+
+from pathlib import Path
+
+from etag.core.errors import EtagError
+from etag.data.download import Download
+from etag.data.folders import Listing, as_images, list_classes
+from etag.data.source import DataOptions, Dataset, source
+
+MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+ANNOTATIONS = "val/val_annotations.txt"
+
+
+@source(
+    "tiny-imagenet",
+    "120,000 photographs, 64x64 colour, 200 classes",
+    ("train", ANNOTATIONS),
+    downloads=[Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")],
+)
+def load(path: Path, options: DataOptions) -> Dataset:
+    """The labelled parts; its test part has no labels."""
+    train = list_classes(path / "train")
+    classes = tuple(train)
+    images = [as_images(part, classes, options.workers) for part in (train, _validation(path, classes))]
+    return Dataset(images[0], images[1], classes, size=64, mean=MEAN, std=STD)
+
+
+def _validation(path: Path, classes: tuple[str, ...]) -> Listing:
+    listing: Listing = {name: [] for name in classes}
+    try:
+        lines = (path / ANNOTATIONS).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EtagError(f"{path / ANNOTATIONS} can not be read: {error}.") from error
+    for number, line in enumerate(lines, start=1):
+        file, _, rest = line.partition("\t")
+        name = rest.partition("\t")[0]
+        if name not in listing:
+            raise EtagError(f"{path / ANNOTATIONS}, line {number}: '{name}' is no class of train/.")
+        listing[name].append(str(path / "val" / "images" / file))
+    return listing

@@ -1,0 +1,121 @@
+"""What a run will take, from a few steps that are really made."""
+
+import time
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from etag.core.scenario import Task
+from etag.core.work import Phase, Sweep
+from etag.data.scenario import build_scenario
+from etag.engine.engine import Engine
+from etag.engine.runtime import Runtime, launch
+from etag.experiments.config import RunConfig
+from etag.experiments.store import create_method, networks
+from etag.methods.base import Method
+
+BATCHES = 4  # measured a phase, the first of which warms up
+
+
+@dataclass
+class Estimate:
+    """Seconds a task, parameters by part, and bytes while training."""
+
+    seconds: list[float] = field(default_factory=list)
+    parameters: dict[str, int] = field(default_factory=dict)
+    network_bytes: int = 0
+    data_bytes: int = 0
+
+    def report(self) -> str:
+        """For people."""
+        parts = ", ".join(f"{name} {count:,}" for name, count in self.parameters.items())
+        first, *later = self.seconds
+        tasks = f"base task {_time(first)}"
+        if later:
+            tasks += f", then {len(later)} of {_time(sum(later) / len(later))} each"
+        return (
+            f"parameters at the end: {sum(self.parameters.values()):,} ({parts})\n"
+            f"memory: about {_size(self.network_bytes)} for networks and optimiser, {_size(self.data_bytes)} for "
+            "images if they are kept in memory, and the activations of a batch\n"
+            f"time: about {_time(sum(self.seconds))} ({tasks}) on this machine, evaluation not counted"
+        )
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Of a phase or sweep: seconds an image that passes through it, and how many do."""
+
+    per_pass: float
+    passes_per_image: float
+    passes: int = 0  # instead, for a length in steps
+
+    def seconds(self, images: int) -> float:
+        return self.per_pass * (self.passes or self.passes_per_image * images)
+
+
+def estimate(config: RunConfig) -> Estimate:
+    """Measure on small pieces of the first two tasks, on one device, and count up."""
+    found = Estimate()
+    launch(config.runtime.model_copy(update={"devices": 1}), _estimate, config, found)
+    return found
+
+
+def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
+    scenario, preprocess = build_scenario(config.data, config.split, config.seed)
+    kind = {"channels": scenario.channels, "classes": len(scenario.classes)}
+    method = create_method(config, runtime.placement, preprocess, **kind)
+    engine = Engine(runtime)
+    costs: list[_Cost] = []
+    for task in scenario:
+        given = scenario.given(task, method.card.all_data)
+        if task.index < 2:  # later tasks cost what the second does, image for image
+            costs = _measure(method, engine, _piece(given, BATCHES * config.train.for_task(task.index).batch_size))
+        found.seconds.append(sum(cost.seconds(len(given.train)) for cost in costs))
+        found.data_bytes = max(found.data_bytes, len(given.train) * scenario.channels * scenario.size**2)
+    method.rebuild(scenario.classes_per_task)
+    found.parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in networks(method).items()}
+    # weights, their gradients and Adam's two moments, and the frozen copies, in four bytes each
+    found.network_bytes = 4 * 5 * sum(found.parameters.values())
+
+
+def _piece(task: Task, images: int) -> Task:
+    """A task of so many of its images, of all its classes."""
+    rows = torch.linspace(0, len(task.train) - 1, min(images, len(task.train))).long()
+    return replace(task, train=task.train.select(rows))
+
+
+def _measure(method: Method, engine: Engine, piece: Task) -> list[_Cost]:
+    """Do a task's work on a piece of it, each phase for an epoch."""
+    method.begin_task(piece)
+    plan, result = method.phases(piece), None
+    costs: list[_Cost] = []
+    while True:
+        try:
+            work = plan.send(result)
+        except StopIteration:
+            return costs
+        start = time.perf_counter()
+        result = engine.sweep(work) if isinstance(work, Sweep) else None
+        if isinstance(work, Sweep):
+            costs.append(_Cost((time.perf_counter() - start) / (work.epochs * len(piece.train)), work.epochs))
+        else:
+            costs.append(_phase_cost(engine, work))
+
+
+def _phase_cost(engine: Engine, phase: Phase) -> _Cost:
+    size = phase.training.batch_size
+    for steps in (1, min(BATCHES - 1, len(phase.batches))):  # the first one warms up
+        start = time.perf_counter()
+        engine.train(replace(phase, training=phase.training.model_copy(update={"steps": steps})))
+        per_pass = (time.perf_counter() - start) / (steps * size)
+    return _Cost(per_pass, phase.training.epochs, (phase.training.steps or 0) * size)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB" if count < 2**30 else f"{count / 2**30:,.1f} GiB"

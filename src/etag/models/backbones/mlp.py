@@ -1,0 +1,30 @@
+"""A multilayer perceptron, for images as small as MNIST's."""
+
+from torch import nn
+
+from etag.models.backbone import BACKBONES, Backbone, ModelOptions
+
+
+def _layer(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs), nn.ReLU(inplace=True)]
+
+
+class MLP(Backbone):
+    """Two hidden layers of equal width, each a stage; there are features instead of maps."""
+
+    smallest = 1
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.feature_size = width
+        self.stages = nn.ModuleList([nn.Sequential(nn.Flatten(), *_layer(inputs, width)), self.new_stage(2)])
+
+    def new_stage(self, _: int) -> nn.Module:
+        """A hidden layer."""
+        return nn.Sequential(*_layer(self.feature_size, self.feature_size))
+
+
+@BACKBONES.add("mlp")
+def mlp(options: ModelOptions, channels: int, size: int) -> Backbone:
+    """Classic (van de Ven and Tolias, 2018) at a width of 400."""
+    return MLP(channels * size**2, options.width or 400)

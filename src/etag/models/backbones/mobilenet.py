@@ -1,0 +1,104 @@
+"""MobileNetV2 (Sandler et al., 2018)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from etag.models.backbone import BACKBONES, Backbone, ModelOptions
+
+
+class Row(NamedTuple):
+    """A row of the paper's Table 2: equal blocks but for the first one's stride."""
+
+    expansion: int
+    channels: int
+    blocks: int
+    stride: int
+
+
+# Table 2 for the width of 32, grouped by resolution
+CLASSIC, LAST = 32, 1280
+STAGES: tuple[tuple[Row, ...], ...] = (
+    (Row(1, 16, 1, 1),),
+    (Row(6, 24, 2, 2),),
+    (Row(6, 32, 3, 2),),
+    (Row(6, 64, 4, 2), Row(6, 96, 3, 1)),
+    (Row(6, 160, 3, 2), Row(6, 320, 1, 1)),
+)
+# the last group once more, behind itself: what arrives there has been expanded already
+ONE_MORE = (Row(1, 160, 1, 1), Row(6, 160, 2, 1), Row(6, 320, 1, 1))
+
+
+def _convolution(channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(out),
+        nn.ReLU6(inplace=True),
+    ]
+
+
+class InvertedResidual(nn.Module):
+    """Expand, filter each channel, project without an activation; added to the input where the shapes allow it."""
+
+    def __init__(self, channels: int, out: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = expansion * channels
+        self.residual = stride == 1 and channels == out
+        self.layers = nn.Sequential(
+            *(_convolution(channels, hidden, 1) if expansion > 1 else ()),
+            *_convolution(hidden, hidden, 3, stride, groups=hidden),
+            nn.Conv2d(hidden, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output; it may be negative."""
+        y: Tensor = self.layers(x)
+        return x + y if self.residual else y
+
+
+class MobileNetV2(Backbone):
+    """Five stages of inverted residuals, one a resolution; the last ends in a wide 1x1 convolution.
+
+    The stem for small images makes neither the first convolution nor the second stage reduce the side. All widths
+    are in proportion to the first, the last one too.
+    """
+
+    def __init__(self, channels: int, width: int, imagenet: bool) -> None:
+        super().__init__()
+        self.width, self.imagenet = width, imagenet
+        self.feature_size = self._scaled(LAST)
+        self.smallest = 32 if imagenet else 8
+        stem = _convolution(channels, width, 3, 2 if imagenet else 1)
+        first = nn.Sequential(*stem, *self._blocks(width, STAGES[0]))
+        self.stages = nn.ModuleList([first, *(self.new_stage(number) for number in range(2, len(STAGES) + 1))])
+
+    def new_stage(self, number: int) -> nn.Module:
+        """The blocks of a resolution."""
+        rows = STAGES[number - 1] if number <= len(STAGES) else ONE_MORE
+        if number == 2 and not self.imagenet:
+            rows = tuple(row._replace(stride=1) for row in rows)
+        before = self._scaled(STAGES[number - 2][-1].channels) if number <= len(STAGES) else self.feature_size
+        layers = self._blocks(before, rows)
+        if number >= len(STAGES):
+            layers += _convolution(self._scaled(rows[-1].channels), self.feature_size, 1)
+        return nn.Sequential(*layers)
+
+    def _blocks(self, channels: int, rows: Sequence[Row]) -> list[nn.Module]:
+        layers: list[nn.Module] = []
+        for row in rows:
+            out = self._scaled(row.channels)
+            for number in range(row.blocks):
+                layers.append(InvertedResidual(channels, out, 1 if number else row.stride, row.expansion))
+                channels = out
+        return layers
+
+    def _scaled(self, channels: int) -> int:
+        return max(1, round(channels * self.width / CLASSIC))
+
+
+@BACKBONES.add("mobilenetv2")
+def mobilenetv2(options: ModelOptions, channels: int, size: int) -> Backbone:
+    """Classic at width 32, that of the first convolution."""
+    return MobileNetV2(channels, options.width or CLASSIC, options.imagenet_stem(size))

@@ -1,0 +1,55 @@
+"""Small image files with known pixels."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def noise(seed=0, width=8, height=8):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def write_picture(path, seed=0, width=8, height=8):
+    """Noise in a file, in the format of its ending; losslessly, but for JPEG. Returns the pixels."""
+    pixels = noise(seed, width, height)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, **({"lossless": True} if path.suffix.lower() == ".webp" else {}))
+    return pixels
+
+
+def write_classes(root, *paths, seed=0):
+    """Different pictures at these paths below a folder."""
+    for number, path in enumerate(paths):
+        write_picture(root / path, seed=seed + number)
+    return root
+
+
+def png_of(width, height, bits=8, colour=2, rows=b""):
+    """A PNG, chunk by chunk: its head may say what its rows do not hold."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(scope="session")
+def picture():
+    """picture(path, seed=0, width=8, height=8) -> its pixels, height x width x 3."""
+    return write_picture
+
+
+@pytest.fixture(scope="session")
+def classes_in():
+    """classes_in(root, "cat/1.png", "dog/1.png", ...) -> root."""
+    return write_classes
+
+
+@pytest.fixture(scope="session")
+def png_bytes():
+    """png_bytes(width, height, bits, colour, rows) -> a PNG whose head says so."""
+    return png_of

@@ -1,0 +1,98 @@
+import pytest
+import torch
+
+from etag.core.errors import EtagError
+from etag.data.scenario import build_scenario
+from etag.data.source import SOURCES, DataOptions
+
+CLASSES = ("n01443537", "n01629819", "n01641577", "n01644900")
+VALIDATION = [2, 0, 3, 1, 0, 2]  # the class of val_0, val_1, ...
+
+
+@pytest.fixture
+def tiny(tmp_path, picture):
+    """The data set's layout, four classes of three images; JPEGs, as the real ones."""
+    for number, name in enumerate(CLASSES):
+        for k in range(3):
+            picture(tmp_path / "train" / name / "images" / f"{name}_{k}.JPEG", 10 * number + k, 64, 64)
+        (tmp_path / "train" / name / f"{name}_boxes.txt").write_text(f"{name}_0.JPEG\t0\t10\t63\t58\n")
+    lines = []
+    for k, label in enumerate(VALIDATION):
+        picture(tmp_path / "val" / "images" / f"val_{k}.JPEG", 100 + k, 64, 64)
+        lines.append(f"val_{k}.JPEG\t{CLASSES[label]}\t0\t32\t44\t62\n")
+    (tmp_path / "val" / "val_annotations.txt").write_text("".join(lines))
+    picture(tmp_path / "test" / "images" / "test_0.JPEG", 7, 64, 64)
+    return tmp_path
+
+
+def options(path, **rest):
+    return DataOptions(name="tiny-imagenet", path=str(path), **rest)
+
+
+def annotate(path, text):
+    (path / "val" / "val_annotations.txt").write_text(text)
+
+
+def test_both_labelled_parts_are_read(tiny):
+    scenario, preprocess = build_scenario(options(tiny, order="natural"), "b2-1x2", seed=0)
+    assert scenario.classes == CLASSES
+    assert (scenario.size, scenario.channels, preprocess.flip) == (64, 3, True)
+    assert [task.train.labels.tolist() for task in scenario] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
+    assert [task.test.labels.tolist() for task in scenario] == [[0, 0, 1], [2, 2, 3]]
+    assert scenario.tasks[0].train.pixels.shape == (6, 3, 64, 64)
+
+
+def test_annotations_say_which_image_is_of_which_class(tiny, tmp_path):
+    dataset = SOURCES["tiny-imagenet"].open(options(tiny))
+    found = {file.rsplit("/", 1)[1]: label for file, label in zip(dataset.test.files, dataset.test.labels.tolist())}
+    assert found == {f"val_{k}.JPEG": label for k, label in enumerate(VALIDATION)}
+    assert {file.rsplit("/", 3)[1] for file in dataset.train.files} == set(CLASSES)
+
+
+def test_on_the_fly_is_the_same(tiny):
+    kept, _ = build_scenario(options(tiny), "b2-1x2", seed=0)
+    read, _ = build_scenario(options(tiny, memory=0), "b2-1x2", seed=0)
+    for ours, theirs in zip(kept, read, strict=True):
+        assert torch.equal(ours.test.pixels, theirs.test.in_memory().pixels)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("val_0.JPEG\tn01443537\t0\nval_1.JPEG\tn99999999\t0", "line 2: 'n99999999' is no class of train/"),
+        ("val_0.JPEG n01443537", "line 1: '' is no class of train/"),
+        ("val_0.JPEG", "line 1: '' is no class of train/"),
+        ("val_0.JPEG\t\t0", "line 1: '' is no class of train/"),
+    ],
+    ids=["unknown class", "blanks for tabs", "no class", "empty class"],
+)
+def test_a_bad_annotation_is_named_by_its_line(tiny, text, words):
+    annotate(tiny, text)
+    with pytest.raises(EtagError, match=rf"val_annotations.txt, {words}"):
+        build_scenario(options(tiny), "b2-1x2", seed=0)
+
+
+def test_annotations_that_are_no_text_are_named(tiny):
+    (tiny / "val" / "val_annotations.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(EtagError, match=r"val_annotations.txt can not be read: .*decode"):
+        build_scenario(options(tiny), "b2-1x2", seed=0)
+
+
+def test_an_annotated_image_that_is_missing_is_named(tiny):
+    (tiny / "val" / "images" / "val_3.JPEG").unlink()
+    with pytest.raises(EtagError, match=r"1 image file can not be read: .*val_3.JPEG \(no longer there\)"):
+        build_scenario(options(tiny), "b2-1x2", seed=0)
+
+
+@pytest.mark.parametrize("text", ["", "val_0.JPEG\tn01443537\t0\n"], ids=["all", "all but one"])
+def test_classes_without_test_images_are_refused(tiny, text):
+    """Their accuracy would be no number, found out after the training."""
+    annotate(tiny, text)
+    with pytest.raises(EtagError, match="n01641577"):
+        build_scenario(options(tiny), "b2-1x2", seed=0)
+
+
+def test_without_its_annotations_it_is_not_found(tiny):
+    (tiny / "val" / "val_annotations.txt").unlink()
+    with pytest.raises(EtagError, match="train and val/val_annotations.txt should be in"):
+        build_scenario(options(tiny), "b2-1x2", seed=0)

@@ -1,0 +1,43 @@
+"""The example plug-in, through the real command: one file, reported and saved like any other method."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FILE = Path(__file__).parents[2] / "examples" / "near.py"
+QUICK = ["--split", "b2-1x2", "--set", "train.epochs=1", "--set", "model.width=4", "--set", "data.train_per_class=16"]
+
+
+def etag(*words, cwd):
+    command = [sys.executable, "-m", "etag.cli", *map(str, words)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_the_example_is_run_reported_and_saved_like_any_other(tmp_path):
+    done = etag("run", "--plugin", FILE, "--method", "near", *QUICK, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["method"] == "near"
+    lines = (tmp_path / "run" / "steps.jsonl").read_text().splitlines()
+    assert '"near"' in lines[-1]
+    assert '"near"' not in lines[0], "the base task has no teacher"
+    assert (tmp_path / "run" / "report.html").is_file()
+    # in a process of its own, which has not seen the plug-in yet
+    load = "from pathlib import Path; from etag.experiments.store import RunDirectory as R; "
+    load += "print(type(R(Path('run')).load_model()).__name__)"
+    said = subprocess.run([sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == "Near", said.stderr
+
+
+def test_the_example_is_listed_and_unknown_without_the_plug_in(tmp_path):
+    listed = json.loads(etag("methods", "--json", "--plugin", FILE, cwd=tmp_path).stdout)
+    assert "near" in {entry["name"] for entry in listed}
+    refused = etag("run", "--method", "near", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "unknown method 'near'" in refused.stderr
+
+
+def test_the_example_is_short():
+    assert len(FILE.read_text().splitlines()) <= 35

@@ -1,0 +1,69 @@
+import pytest
+
+from etag.core.errors import EtagError
+from etag.data.source import SOURCES
+from etag.experiments import plugins
+from etag.models.backbone import BACKBONES
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\nraise ValueError('no luck')\n", r"plug-in '.*mine.py' failed in line 2: ValueError: no luck"),
+        ("import no_such_package\n", "ModuleNotFoundError"),
+        ("def broken(:\n", "SyntaxError"),
+        ("1 / 0\n", "line 1: ZeroDivisionError"),
+    ],
+)
+def test_a_plug_in_that_raises_is_told_in_one_sentence(text, words, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(EtagError, match=words):
+        plugins.load([file])
+
+
+def test_a_plug_in_that_is_missing_or_no_python_is_refused(tmp_path):
+    with pytest.raises(EtagError, match="does not exist"):
+        plugins.load([tmp_path / "none.py"])
+    (tmp_path / "mine.txt").write_text("x = 1")
+    with pytest.raises(EtagError, match="no Python file"):
+        plugins.load([tmp_path / "mine.txt"])
+
+
+def test_a_file_is_run_once_and_named_by_its_full_path(tmp_path, monkeypatch):
+    (tmp_path / "counted.py").write_text(
+        "import builtins\nbuiltins.etag_count = getattr(builtins, 'etag_count', 0) + 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert plugins.load(["counted.py"]) == plugins.load([tmp_path / "counted.py"]) == [str(tmp_path / "counted.py")]
+    import builtins
+
+    assert builtins.etag_count == 1
+
+
+def test_backbones_and_sources_can_be_plugged_in_too(tmp_path):
+    (tmp_path / "more.py").write_text(
+        "from etag.models.backbone import BACKBONES\n"
+        "from etag.data.source import SOURCES, source\n"
+        "BACKBONES.add('my-resnet')(BACKBONES['resnet18'])\n"
+        "source('my-digits', 'mine')(SOURCES['digits'].load)\n"
+    )
+    plugins.load([tmp_path / "more.py"])
+    assert BACKBONES["my-resnet"] is BACKBONES["resnet18"]
+    assert SOURCES["my-digits"].load is SOURCES["digits"].load
+
+
+def test_entry_points_of_packages_are_loaded(monkeypatch):
+    called = []
+
+    class Entry:
+        name, value = "theirs", "their.module"
+
+        def load(self):
+            called.append(1)
+
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry()] if group == "etag.plugins" else [])
+    plugins.load([])
+    plugins.load([])
+    assert called == [1]
+    plugins._loaded.discard("their.module")

@@ -1,0 +1,74 @@
+import pytest
+
+from etag.core.errors import EtagError
+from etag.experiments import recipes
+from etag.experiments.config import resolve
+
+SPLITS = {"cifar100": ["b50-5x10", "b50-10x5", "b50-25x2", "b0-4x25", "b0-10x10"]}
+SPLITS["imagenet-sub"] = SPLITS["cifar100"][:3]
+ALL = [(data, split) for data, splits in SPLITS.items() for split in splits]
+
+
+@pytest.mark.parametrize(("data", "split"), ALL)
+def test_the_papers_protocol_has_the_papers_numbers(data, split):
+    config = resolve(f"paper/{data}-{split}")
+    assert (config.data.name, config.split, config.method.name) == (data, split, "etag")
+    assert config.train.epochs == {"cifar100": 100, "imagenet-sub": 70}[data]
+    assert (config.train.lr, config.train.decay, config.train.decay_every, config.train.batch_size) == (
+        1e-3,
+        0.1,
+        30,
+        128,
+    )
+    generator = config.method.generator.train
+    assert (generator.lr, generator.epochs, generator.decay_every, generator.batch_size) == (1e-4, 100, 30, 128)
+    plain = resolve(given={"data": data, "method": "etag"}).method
+    assert config.method == plain, "every choice is at its default"
+
+
+@pytest.mark.parametrize(("data", "split"), ALL)
+def test_the_release_has_every_row_switched(data, split):
+    config = resolve(f"code/{data}-{split}")
+    method, generator = config.method, config.method.generator
+    assert (method.ratio, method.ce_normalise, method.l2_reduction, method.l2_views) == (
+        "integer",
+        True,
+        "frobenius",
+        "all",
+    )
+    assert (method.head, method.argmax, method.ce_new_support, method.ce_replay_support) == (
+        "fixed",
+        "all",
+        "all",
+        "all",
+    )
+    assert (method.embedding.num_aux, method.embedding.aux_new, method.batch_norm) == (4, "fixed", "frozen")
+    assert (generator.recon, generator.ce_current_input, generator.ce_current_support) == (
+        "squared",
+        "reconstruction",
+        "all",
+    )
+    assert (generator.ce_current_weight, generator.ce_old, generator.last_task) == ("normalised", True, False)
+    assert (generator.old_match_weight, generator.old_match_reduction) == (1e-3, "batch_sum")
+    assert (generator.train.lr, generator.train.schedule, generator.feature_passes) == (1e-3, "constant", 100)
+    assert (config.train.clip_norm, config.data.order_rule) == (10_000, "inverse")
+    assert config.data.resized_crop == (data == "imagenet-sub")
+    assert resolve(f"code/{data}-{split}", {"method": "fine"}).method.name == "fine"
+
+
+def test_recipes_can_extend_others_and_win_over_them(tmp_path):
+    (tmp_path / "_low.yaml").write_text("data: digits\ntrain: {epochs: 3, lr: 1e-2}\n")
+    (tmp_path / "_mid.yaml").write_text("train: {epochs: 4}\n")
+    (tmp_path / "top.yaml").write_text("extends: [_low, _mid]\ntrain: {batch_size: 8}\n")
+    train = resolve(str(tmp_path / "top.yaml")).train
+    assert (train.epochs, train.lr, train.batch_size) == (4, 1e-2, 8)
+
+
+def test_extending_nothing_is_refused_in_words(tmp_path):
+    (tmp_path / "top.yaml").write_text("extends: nobody\n")
+    with pytest.raises(EtagError, match=r"extends 'nobody', but .* does not exist"):
+        resolve(str(tmp_path / "top.yaml"))
+
+
+def test_recipes_for_others_are_not_listed():
+    assert not [name for name in recipes.available() if "_" in name]
