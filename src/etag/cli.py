@@ -30,6 +30,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Run directory; runs/METHOD-DATA-SPLIT-seedN if not given.")
     ] = None,
+    weights: Annotated[str | None, typer.Option(help="File of weights that the backbone begins with.")] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.epochs=5.")
     ] = None,
@@ -43,7 +44,7 @@ def run(
     from etag.app.api import default_directory, execute
     from etag.experiments.config import resolve
 
-    named = {"method": method, "data": data, "split": split, "seed": seed}
+    named = {"method": method, "data": data, "split": split, "seed": seed, "model.weights": weights}
     given = {key: value for key, value in named.items() if value is not None} | _plugged(plugin)
     config = resolve(recipe, given, setting or [])
     if dry_run:
@@ -104,7 +105,8 @@ def data(context: typer.Context, as_json: AsJson = False, plugin: Plugins = None
     for name in SOURCES:
         source = SOURCES[name]
         place = source.find() if source.files else None
-        found = "embedded" if not source.files else str(place) if place else "not found"
+        embedded = "where you say" if source.needs_path else "embedded"
+        found = embedded if not source.files else str(place) if place else "not found"
         rows.append({"name": name, "summary": source.summary, "found": found, "files": source.wanted})
     _show(rows, ("name", "summary", "found"), as_json)
 

@@ -119,6 +119,13 @@ def test_of_an_animation_the_first_picture_is_taken(tmp_path):
     assert_near(seen(tmp_path / "a.webp", 8), np.array([10, 20, 30]), 0)
 
 
+def test_of_the_pictures_of_a_phone_the_first_is_taken(tmp_path):
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ((200, 30, 30), (0, 0, 200))]
+    frames[0].save(tmp_path / "a.mpo", save_all=True, append_images=frames[1:], quality=95)
+    (tmp_path / "a.mpo").rename(tmp_path / "a.jpg")  # as phones call them
+    assert_near(seen(tmp_path / "a.jpg", 16), np.array([200, 30, 30]), 3)
+
+
 # -- upright ---------------------------------------------------------------------------------------
 
 
@@ -253,17 +260,20 @@ def test_only_formats_with_a_known_ending_are_opened(tmp_path):
 # -- anything at all -------------------------------------------------------------------------------
 
 
+def or_reason(read, *arguments):
+    """What is read, or None and a reason; nothing else may come out."""
+    try:
+        return read(*arguments)
+    except Unreadable as reason:
+        words = str(reason)
+    assert words
+    return None
+
+
 def image_or_reason(path):
-    """Whatever is in the file, nothing else may come out."""
-    try:
-        width, height = image_size(path)
-        assert width * height > 0
-    except Unreadable as reason:
-        assert str(reason)
-    try:
-        return seen(path, 8)
-    except Unreadable as reason:
-        assert str(reason)
+    width, height = or_reason(image_size, path) or (1, 1)
+    assert width * height > 0
+    return or_reason(seen, path, 8)
 
 
 @pytest.fixture(scope="module")

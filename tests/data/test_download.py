@@ -120,6 +120,15 @@ def test_a_zip_is_unpacked_without_its_top_folder(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "train", "words.txt"]
 
 
+def test_a_zip_may_be_unpacked_again(tmp_path):
+    """As when the same command is given twice, or was cut in between."""
+    (tmp_path / "a.zip").write_bytes(zipped("top/train/x.txt", "top/words.txt"))
+    unpack(tmp_path / "a.zip", tmp_path)
+    (tmp_path / "train" / "x.txt").write_text("spoilt")
+    unpack(tmp_path / "a.zip", tmp_path)
+    assert (tmp_path / "train" / "x.txt").read_text() == "top/train/x.txt"
+
+
 @pytest.mark.parametrize("content", [zipped("../evil.txt", "top/x.txt"), zipped("/evil.txt", "top/x.txt"), b"no zip"])
 def test_a_zip_can_not_write_outside_its_folder(content, tmp_path):
     inner = tmp_path / "inner"

@@ -131,11 +131,11 @@ def test_reading_files_draws_from_no_global_generator(images, workers):
 
 
 def test_nothing_is_read_before_it_is_asked_for(with_bad_ones):
-    spoilt, bad = with_bad_ones(1)
+    spoilt, _ = with_bad_ones(1)
     rows = torch.arange(10)
     batches = spoilt.batches([rows, torch.tensor([10])])
     assert torch.equal(next(batches), spoilt.select(rows).in_memory().pixels)
-    with pytest.raises(EtagError, match="bad0.png"):
+    with pytest.raises(EtagError, match=r"bad0\.png"):
         next(batches)
 
 
@@ -151,7 +151,7 @@ def test_a_file_that_can_not_be_read_stops_its_batch(with_bad_ones, workers):
 def test_all_files_that_can_not_be_read_are_told_at_once(with_bad_ones, workers):
     spoilt, bad = with_bad_ones(70, workers)  # a portion with none to be read among them
     os.remove(bad[3])
-    with pytest.raises(EtagError, match="^70 image files can not be read: .*; replace or remove them.$") as caught:
+    with pytest.raises(EtagError, match=r"^70 image files can not be read: .*; replace or remove them.$") as caught:
         spoilt.in_memory()
     told = str(caught.value)
     assert [file for file in bad if file not in told] == []

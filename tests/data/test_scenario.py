@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -215,9 +216,9 @@ def test_an_order_file_names_classes_of_the_subset(tmp_path):
         class_order(ANIMALS, DataOptions(subset=some, order=order), seed=0)
 
 
-def test_more_classes_than_the_data_has_are_refused(tmp_path):
+def test_more_classes_than_the_data_has_are_refused():
     with pytest.raises(
-        EtagError, match="5 classes are to be used, but the data has 4: set data.classes to that or less"
+        EtagError, match=r"5 classes are to be used, but the data has 4: set data.classes to that or less"
     ):
         class_order(ANIMALS, DataOptions(classes=5), seed=0)
     with pytest.raises(EtagError, match="10 classes are to be used, but the data has 4"):
@@ -328,3 +329,10 @@ def test_the_order_options_decide_which_classes_come_first():
 def test_an_unknown_source_is_answered_with_the_nearest():
     with pytest.raises(EtagError, match="did you mean 'digits'"):
         build_scenario(DataOptions(name="digit"), "b5-5x1", seed=0)
+
+
+def test_the_icarl_order_is_kept_as_data_and_is_what_seed_1993_gave():
+    hundred = replace(ANIMALS, classes=tuple(f"class {number}" for number in range(100)))
+    named = class_order(hundred, DataOptions(order="icarl"), seed=0)
+    assert named[:5] == [68, 56, 78, 8, 23]
+    assert named == class_order(hundred, DataOptions(order=1993), seed=0)

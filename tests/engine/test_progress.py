@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from etag.engine.progress import ProgressBars, StepLog, _clock
+from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog, _clock
 
 
 def bars(terminal):
@@ -59,3 +59,26 @@ def test_the_step_log_says_where_the_run_was_and_skips_sweeps(tmp_path):
     log.close()
     expected = {"task": 2, "phase": "solver", "step": 10, "epoch": 0, "lr": 1e-3, "terms": {"ce": 1.0}}
     assert expected.items() <= json.loads(line).items()
+
+
+def test_tensorboard_counts_steps_on_over_tasks(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = TensorBoardLog(tmp_path)
+    for task in range(2):
+        log.begin_task(task)
+        log.started("features", 3, 1)
+        log.stepped(3, 0, 0.0, {}, 12)
+        log.started("solver", 20, 1)
+        for step in (10, 20):
+            log.stepped(step, 0, 1e-3, {"ce": float(step)}, 40)
+        log.finished("solver", 1.0)
+    log.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(events.Tags()["scalars"]) == {"solver/ce", "solver/lr", "solver/images_per_second"}
+    assert [(event.step, event.value) for event in events.Scalars("solver/ce")] == [
+        (10, 10),
+        (20, 20),
+        (30, 10),
+        (40, 20),
+    ]

@@ -51,6 +51,7 @@ def test_backbones_and_sources_can_be_plugged_in_too(tmp_path):
     plugins.load([tmp_path / "more.py"])
     assert BACKBONES["my-resnet"] is BACKBONES["resnet18"]
     assert SOURCES["my-digits"].load is SOURCES["digits"].load
+    del BACKBONES._items["my-resnet"], SOURCES._items["my-digits"]
 
 
 def test_entry_points_of_packages_are_loaded(monkeypatch):

@@ -9,6 +9,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "BMP",
+    "GIF",
+)  # GIFs are often misnamed; other readers of Pillow's need not meet a stranger's bytes
 
 
 class Unreadable(Exception):
@@ -28,6 +35,8 @@ def decode(path: str | Path, side: int) -> Pixels:
 def image_size(path: str | Path) -> tuple[int, int]:
     """Width and height as the image is seen, from the file's head alone."""
     with _opened(path) as image:
+        if image.format == "PNG" and "exif" not in image.info:  # or all pixels would be read to look behind them
+            return image.size
         turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the EXIF orientations that swap the sides
         return (image.height, image.width) if turned else (image.width, image.height)
 
@@ -43,7 +52,7 @@ class _opened:
         self._caught.__enter__()
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            self._image = Image.open(self._path)
+            self._image = Image.open(self._path, formats=FORMATS)
         except Exception as error:
             self._caught.__exit__(None, None, None)
             raise Unreadable(_reason(error)) from error

@@ -90,6 +90,8 @@ def unpack(archive: Path, folder: Path) -> None:
             content.extractall(aside)  # drops drive letters, leading slashes and ..
         (top,) = aside.iterdir()
         for entry in top.iterdir():
+            if (folder / entry.name).is_dir():  # from an earlier time; a folder is not replaced as a file is
+                shutil.rmtree(folder / entry.name)
             os.replace(entry, folder / entry.name)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise EtagError(f"{archive} can not be unpacked: {error}.") from error

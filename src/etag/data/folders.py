@@ -9,7 +9,7 @@ import torch
 
 from etag.core.errors import EtagError
 from etag.data.decode import ENDINGS, Unreadable, image_size
-from etag.data.images import FileImages
+from etag.data.images import FileImages, complaint
 
 Listing = dict[str, list[str]]  # files of each class
 
@@ -35,13 +35,12 @@ def list_classes(root: Path) -> Listing:
 
 def list_images(folder: Path) -> list[str]:
     """All image files below a folder, by their endings, in order of their paths."""
-    return [
-        os.path.join(path, name)
-        for path, folders, names in os.walk(folder)
-        if folders.sort() is None  # os.walk then visits them in order
-        for name in sorted(names)
-        if os.path.splitext(name)[1].lower() in ENDINGS
-    ]
+    found = []
+    for path, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))  # os.walk visits these, in order
+        images = (name for name in sorted(names) if not name.startswith("."))
+        found += [os.path.join(path, name) for name in images if os.path.splitext(name)[1].lower() in ENDINGS]
+    return found
 
 
 def split_off(listing: Listing) -> tuple[Listing, Listing]:
@@ -64,7 +63,7 @@ def as_images(listing: Listing, classes: Sequence[str], workers: int) -> FileIma
     """The files with their labels; `side` is still to be chosen."""
     files = [file for name in classes for file in listing[name]]
     labels = [label for label, name in enumerate(classes) for _ in listing[name]]
-    return FileImages(np.array(files), torch.tensor(labels), side=0, workers=workers)
+    return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), side=0, workers=workers)
 
 
 def common_size(files: Sequence[str]) -> int:
@@ -76,8 +75,7 @@ def common_size(files: Sequence[str]) -> int:
         except Unreadable as reason:
             unreadable.append(f"{file} ({reason})")
     if unreadable:
-        which = "1 image file" if len(unreadable) == 1 else f"{len(unreadable)} image files"
-        raise EtagError(f"{which} can not be read: {', '.join(unreadable)}.")
+        raise complaint(unreadable)
     if len(sizes) == 1 and len(set(*sizes)) == 1:
         return sizes.pop()[0]
     low, high = min(sizes), max(sizes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -63,10 +64,14 @@ class FileImages:
 
     def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """The images of each list of rows, in order."""
-        for pixels, unreadable in self._decoded(batches):
-            if unreadable:
-                raise _complaint(unreadable)
-            yield pixels
+        reading = iter(self._decoded(batches))
+        try:
+            for pixels, unreadable in reading:
+                if unreadable:
+                    raise complaint(unreadable)
+                yield pixels
+        finally:
+            del reading  # ends the workers, also where the reading is cut short
 
     def select(self, rows: Tensor) -> Self:
         """A set of these rows only."""
@@ -93,25 +98,25 @@ class FileImages:
 
     def in_memory(self) -> MemoryImages:
         """All of them, decoded now. Files that can not be read are told all at once."""
-        parts, unreadable = [], []
-        for pixels, failed in self._decoded(torch.split(torch.arange(len(self)), 64)):
-            parts.append(pixels)
+        # filled piece by piece: keeping what workers send would keep a file open for each piece
+        pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
+        done, unreadable = 0, []
+        for piece, failed in self._decoded(torch.split(torch.arange(len(self)), 64)):
+            pixels[done : done + len(piece)] = piece
+            done += len(piece)
             unreadable += failed
         if unreadable:
-            raise _complaint(unreadable)
-        return MemoryImages(torch.cat(parts), self.labels)
+            raise complaint(unreadable)
+        return MemoryImages(pixels, self.labels)
 
     def _decoded(self, batches: Sequence[Tensor]) -> "DataLoader[Tensor | str]":
         return DataLoader(
             _Files(self.files, self.side),
             batch_sampler=[rows.tolist() for rows in batches],
             num_workers=min(self.workers, len(batches)),
-            collate_fn=_stack,
+            collate_fn=partial(_stack, self.side),
             generator=torch.Generator(),  # or it would draw from the global one
         )
-
-
-_Batch = tuple[Tensor, list[str]]  # pixels, and what could not be read
 
 
 class _Files(Dataset[Tensor | str]):
@@ -127,14 +132,14 @@ class _Files(Dataset[Tensor | str]):
             return f"{self._files[index]} ({reason})"
 
 
-def _stack(images: list[Tensor | str]) -> _Batch:
+def _stack(side: int, images: list[Tensor | str]) -> tuple[Tensor, list[str]]:
+    """Those that could be read, in one tensor, and the complaints about the others."""
     pixels = [image for image in images if isinstance(image, Tensor)]
-    return torch.stack(pixels) if pixels else torch.empty(0), [image for image in images if isinstance(image, str)]
+    none = torch.empty(0, 3, side, side, dtype=torch.uint8)
+    return torch.stack(pixels) if pixels else none, [image for image in images if isinstance(image, str)]
 
 
-def _complaint(unreadable: list[str]) -> EtagError:
-    count = len(unreadable)
-    which = "1 image file" if count == 1 else f"{count} image files"
-    return EtagError(
-        f"{which} can not be read: {', '.join(unreadable)}; replace or remove {'it' if count == 1 else 'them'}."
-    )
+def complaint(unreadable: list[str]) -> EtagError:
+    """The error that tells of all of them."""
+    which, them = ("1 image file", "it") if len(unreadable) == 1 else (f"{len(unreadable)} image files", "them")
+    return EtagError(f"{which} can not be read: {', '.join(unreadable)}; replace or remove {them}.")

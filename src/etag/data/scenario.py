@@ -13,7 +13,9 @@ from etag.data.images import MemoryImages
 from etag.data.preprocess import Preprocess
 from etag.data.source import SOURCES, DataOptions, Dataset, Images
 
-SUBSET_SEED = 1993  # the authors' choice for ImageNet-sub, whatever the run's seed
+# orders that are quoted by name, as data: never recomputed
+ORDERS = {file.stem: file for file in (Path(__file__).parent / "orders").glob("*.json")}
+SUBSET_SEED = 1993  # draws ImageNet-sub's classes, whatever the run's seed
 
 
 def parse_split(name: str, classes: int | None = None) -> list[int]:
@@ -40,7 +42,10 @@ def class_order(dataset: Dataset, options: DataOptions, seed: int) -> list[int]:
     if count is not None or options.subset is not None:
         by_default = SUBSET_SEED if dataset.used else "natural"
         chosen = _arranged(by_default if options.subset is None else options.subset, dataset.classes)
-        count = count or len(chosen)
+        if isinstance(options.subset, str) and options.subset != "natural":
+            count = options.classes or len(chosen)  # a list says itself how many
+        if count is None:
+            raise EtagError("data.subset draws some of the classes: say how many with data.classes.")
         if count > len(chosen):
             raise EtagError(
                 f"{count} classes are to be used, but the data has {len(chosen)}: set data.classes to that or less."
@@ -56,7 +61,7 @@ def _arranged(order: int | str, classes: tuple[str, ...], rule: str = "position"
     if order == "natural":
         return list(range(len(classes)))
     if isinstance(order, str):
-        return _order_from_file(Path(order).expanduser(), classes)
+        return _order_from_file(ORDERS.get(order) or Path(order).expanduser(), classes)
     # the legacy generator on purpose: its permutations are the ones the community quotes by seed
     permutation = np.random.RandomState(order).permutation(len(classes))
     return [int(number) for number in (np.argsort(permutation) if rule == "inverse" else permutation)]
@@ -69,7 +74,7 @@ def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
         raise EtagError(f"the class order '{file}' can not be read: {error}.") from error
     try:
         entries = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         entries = lines if len(lines) > 1 else text.split()
     if not isinstance(entries, list) or not entries:
@@ -92,27 +97,36 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
     sizes = parse_split(split, len(order))
     order, size = order[: sum(sizes)], options.size or dataset.size
     side = round(size * dataset.margin)
-    train = _prepared(dataset.train, order, options.train_per_class, side)
-    test = _prepared(dataset.test, order, options.test_per_class, side)
+    names = tuple(dataset.classes[number] for number in order)
+    train = _prepared(dataset.train, len(dataset.classes), order, options.train_per_class, side)
+    test = _prepared(dataset.test, len(dataset.classes), order, options.test_per_class, side)
+    _check_all_there(names, train=train, test=test)
     train, test = _loaded(train, test, options)
     tasks, old = [], 0
     for index, new in enumerate(sizes):
         parts = [images.select(_rows(images.labels, old, old + new)) for images in (train, test)]
         tasks.append(Task(index, old, new, parts[0], parts[1], base=sizes[0]))
         old += new
-    names = tuple(dataset.classes[number] for number in order)
     flip = dataset.flip if options.flip is None else options.flip
     scenario = Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size)
     return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop)
 
 
-def _prepared(images: Images, order: list[int], per_class: int | None, side: int) -> Images:
+def _prepared(images: Images, classes: int, order: list[int], per_class: int | None, side: int) -> Images:
     """Only the classes in `order`, labelled by their position in it; so many images of each, of this size."""
-    position = torch.full((max(int(images.labels.max()), *order) + 1,), -1)
+    position = torch.full((classes,), -1)
     position[torch.tensor(order)] = torch.arange(len(order))
     rows = (position[images.labels] >= 0).nonzero().flatten()
     images = images.select(rows).relabelled(position[images.labels[rows]])
     return images.select(first_rows_per_class(images.labels, per_class)).resized(side)
+
+
+def _check_all_there(names: tuple[str, ...], **parts: Images) -> None:
+    """Each class has images to train and to test with; an accuracy over none would be no number."""
+    for part, images in parts.items():
+        counts = images.labels.bincount(minlength=len(names)).tolist()
+        if empty := [name for name, count in zip(names, counts, strict=True) if not count]:
+            raise EtagError(f"there are no images to {part} with of: {', '.join(empty)}.")
 
 
 def first_rows_per_class(labels: torch.Tensor, count: int | None) -> torch.Tensor:

@@ -36,7 +36,7 @@ class DataOptions(Options):
     test_per_class: PositiveInt | None = Field(None, description="the same for testing")
     order: Seed | str | None = Field(
         None,
-        description="class order: a seed (1993 is the iCaRL order on CIFAR-100), 'natural', or a file that lists "
+        description="class order: a seed, 'natural', 'icarl' (the community's for CIFAR-100), or a file that lists "
         "classes by name or number; None takes the run's seed",
     )
     order_rule: Literal["position", "inverse"] = Field(
@@ -82,6 +82,7 @@ class Source:
     load: Load
     files: tuple[tuple[str, ...], ...] = ()
     downloads: tuple[Download, ...] = ()  # where its files can be had
+    needs_path: bool = False  # has no place of its own
 
     def places(self, path: str | None) -> list[Path]:
         """Where its folder is looked for, in order."""
@@ -104,7 +105,9 @@ class Source:
         return ", or ".join(" and ".join(way) for way in self.files)
 
     def open(self, options: DataOptions) -> Dataset:
-        """Find and read the data."""
+        """Find, read and check the data."""
+        if self.needs_path and options.path is None:
+            raise EtagError(f"the data source '{self.name}' needs a folder: --data DIR, or --set data.path=DIR.")
         place = self.find(options.path)
         if place is None:
             looked = " or ".join(str(p) for p in self.places(options.path))
@@ -112,12 +115,13 @@ class Source:
                 f"data '{self.name}' was not found: {self.wanted} should be in {looked}; name another folder with "
                 "--set data.path=DIR or the environment variable ETAG_DATA."
             )
-        return self.load(place, options)
+        return _checked(self.load(place, options), place)
 
     def get(self, path: str | None, progress: Progress) -> Path:
         """Fetch its files into the first place where they would be found."""
         if not self.downloads:
-            reason = "comes with the package" if not self.files else "can not be fetched for you"
+            embedded = not self.files and not self.needs_path
+            reason = "comes with the package" if embedded else "can not be fetched for you"
             raise EtagError(f"the data '{self.name}' {reason}.")
         place = self.places(path)[0]
         for download in self.downloads:
@@ -127,16 +131,25 @@ class Source:
         return place
 
 
+def _checked(dataset: Dataset, place: Path) -> Dataset:
+    """The data, if every image is of a known class."""
+    for images in (dataset.train, dataset.test):
+        strange = images.labels[(images.labels < 0) | (images.labels >= len(dataset.classes))]
+        if len(strange):
+            raise EtagError(f"{place}: the label {int(strange[0])} is none of the {len(dataset.classes)} classes.")
+    return dataset
+
+
 SOURCES: Registry[Source] = Registry("data source", "etag.data.sources")
 
 
 def source(
-    name: str, summary: str, *files: tuple[str, ...], downloads: Sequence[Download] = ()
+    name: str, summary: str, *files: tuple[str, ...], downloads: Sequence[Download] = (), needs_path: bool = False
 ) -> Callable[[Load], Load]:
     """Decorator: register a function that reads a folder as a source."""
 
     def register(load: Load) -> Load:
-        SOURCES.add(name)(Source(name, summary, load, files, tuple(downloads)))
+        SOURCES.add(name)(Source(name, summary, load, files, tuple(downloads), needs_path))
         return load
 
     return register

@@ -184,24 +184,30 @@ def test_an_image_that_is_none_is_named_too(tmp_path, png_bytes, kind):
         opened(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory):
+    """A folder of its own, for all examples of a test."""
+    return tmp_path_factory.mktemp("fuzzed")
+
+
 @settings(max_examples=80)
 @given(
     changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),
     kept=st.floats(0.2, 1),
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_changed_image_is_read_or_refused(tmp_path_factory, changes, kept):
+def test_a_changed_image_is_read_or_refused(fuzzed, changes, kept):
     import pyarrow as pa
     import pyarrow.parquet
 
     content = bytearray(png(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)))
     for place, value in changes:
         content[int(place**3 * len(content))] = value  # mostly in the head, where it matters
-    folder = tmp_path_factory.getbasetemp()
     image = {"bytes": bytes(content[: int(kept * len(content))]), "path": None}
     for part in ("train", "test"):
-        pyarrow.parquet.write_table(pa.table({"img": [image], "fine_label": [0]}), folder / f"{part}.parquet")
+        pyarrow.parquet.write_table(pa.table({"img": [image], "fine_label": [0]}), fuzzed / f"{part}.parquet")
     try:
-        assert len(opened(folder).train) == 1
+        said = f"{len(opened(fuzzed).train)} image"
     except EtagError as error:
-        assert "train.parquet can not be read as CIFAR-100" in str(error)
+        said = str(error)
+    assert "train.parquet can not be read as CIFAR-100" in said or said == "1 image"

@@ -80,7 +80,7 @@ def test_only_the_images_that_are_used_count_and_are_read(zoo):
 
 def test_images_of_different_sizes_need_a_size(zoo, picture):
     picture(zoo / "emu" / "wide.png", width=12)
-    with pytest.raises(EtagError, match="from 8x8 to 12x8 pixels.*data.size=N"):
+    with pytest.raises(EtagError, match=r"from 8x8 to 12x8 pixels.*data.size=N"):
         build_scenario(folder(zoo), "b2-1x2", seed=0)
     scenario, _ = build_scenario(folder(zoo, size=16), "b2-1x2", seed=0)
     assert scenario.tasks[0].train.pixels.shape[1:] == (3, 16, 16)
@@ -91,7 +91,7 @@ def test_spoilt_files_of_both_parts_are_told_at_once(zoo, options):
     bad = [zoo / "cat" / "0.png", zoo / "emu" / "4.png"]  # for training and for testing
     for file in bad:
         file.write_bytes(b"no image")
-    with pytest.raises(EtagError, match="^2 image files can not be read") as caught:
+    with pytest.raises(EtagError, match=r"^2 image files can not be read") as caught:
         build_scenario(folder(zoo, **options), "b2-1x2", seed=0)
     assert all(f"{file} (not an image)" in str(caught.value) for file in bad)
 
@@ -109,13 +109,18 @@ def test_a_folder_must_be_named(tmp_path, classes_in, monkeypatch, there):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if there:
         classes_in(tmp_path / "folder", "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
-    with pytest.raises(EtagError, match="'folder' needs a folder: --data DIR, or --set data.path=DIR"):
+    with pytest.raises(EtagError, match=r"'folder' needs a folder: --data DIR, or --set data.path=DIR"):
         build_scenario(DataOptions(name="folder"), "b0-2x1", seed=0)
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(EtagError, match=f"{tmp_path}/nowhere"):
+    with pytest.raises(EtagError, match=f"the image folder '{tmp_path}/nowhere' can not be read: No such file"):
         SOURCES["folder"].open(folder(tmp_path / "nowhere"))
+
+
+def test_a_folder_can_not_be_fetched():
+    with pytest.raises(EtagError, match="'folder' can not be fetched for you"):
+        SOURCES["folder"].get(None, lambda *_: None)
 
 
 def test_a_home_directory_may_be_written_with_a_tilde(zoo, monkeypatch):

@@ -9,7 +9,10 @@ from etag.data.images import FileImages
 from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
 
-ALL = ("n01440764 n02102040 n02979186 n03000684 n03028079 n03394916 n03417042 n03425413 n03445777 n03888257").split()
+ALL = [
+    f"n0{number}"
+    for number in (1440764, 2102040, 2979186, 3000684, 3028079, 3394916, 3417042, 3425413, 3445777, 3888257)
+]
 
 
 @pytest.fixture(scope="module")

@@ -132,13 +132,13 @@ def test_a_label_that_is_no_digit_is_refused(tmp_path):
     """Not quietly left out, as most of EMNIST's letters would be."""
     write(tmp_path, zipped=False)
     (tmp_path / NAMES[1]).write_bytes(idx(np.array([0, 1, 2, 3, 4, 10])))
-    with pytest.raises(EtagError, match="label"):
+    with pytest.raises(EtagError, match="the label 10 is none of the 10 classes"):
         build_scenario(DataOptions(name="mnist", path=str(tmp_path)), "b0-1x5", seed=0)
 
 
 def test_files_without_images_are_refused(tmp_path):
     write(tmp_path, count=0, zipped=False)
-    with pytest.raises(EtagError, match="images"):
+    with pytest.raises(EtagError, match="there are no images to train with of: "):
         build_scenario(DataOptions(name="mnist", path=str(tmp_path)), "b0-1x5", seed=0)
 
 
@@ -180,8 +180,8 @@ def test_a_changed_file_is_read_or_refused(small, changes, kept, zipped):
     file = folder / (f"{NAMES[0]}.gz" if zipped else NAMES[0])
     file.write_bytes(content[: len(content) - kept // 10])
     try:
-        assert mnist(folder).train.pixels.shape == (6, 1, 28, 28)
+        said = tuple(mnist(folder).train.pixels.shape)
     except EtagError as error:
-        assert NAMES[0] in str(error) or "images, but" in str(error)
-    finally:
-        (folder / f"{NAMES[0]}.gz").unlink(missing_ok=True)
+        said = str(error)
+    (folder / f"{NAMES[0]}.gz").unlink(missing_ok=True)
+    assert said == (6, 1, 28, 28) or NAMES[0] in said or "images, but" in said

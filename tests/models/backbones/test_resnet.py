@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn import functional
 
 from etag.core.outputs import Need
 from etag.core.random import Stream
@@ -60,7 +61,11 @@ def test_a_block_adds_two_convolutions_to_its_input(channels, out, stride, distu
     block = disturb(build(lambda: BasicBlock(channels, out, stride), Stream.root(0).generator())).eval()
     x = torch.randn(2, channels, 6, 6, generator=Stream.root(0).generator("x"))
     within = block.norm2(block.conv2(block.norm1(block.conv1(x)).clamp_min(0)))
-    beside = x if channels == out and stride == 1 else block.shortcut[1](block.shortcut[0](x))
+    beside = (
+        x
+        if channels == out and stride == 1
+        else block.shortcut[1](functional.conv2d(x, block.shortcut[0].weight, stride=stride))
+    )
     torch.testing.assert_close(block(x), (within + beside).clamp_min(0))
     assert (block(x) == 0).any()
 

@@ -63,8 +63,9 @@ def load(folder: Path, _options: DataOptions) -> Dataset:
 def _read(file: Path, dimensions: int) -> Tensor:
     """An idx file of bytes: a head of big-endian numbers (kind, sizes), then the values."""
     zipped = file.with_name(f"{file.name}.gz")
+    file = zipped if zipped.is_file() else file
     try:
-        raw = gzip.decompress(zipped.read_bytes()) if zipped.is_file() else file.read_bytes()
+        raw = gzip.decompress(file.read_bytes()) if file is zipped else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise EtagError(f"{file} can not be read: {error}.") from error
     head = 4 * (1 + dimensions)
