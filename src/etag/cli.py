@@ -54,7 +54,7 @@ def run(
     try:
         metrics = execute(config, where, restart, verbose=True)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted: '{where}' is unfinished; the same command with --restart begins it anew.", err=True)
+        typer.echo(f"interrupted: the same command goes on in '{where}' after the last finished task.", err=True)
         raise typer.Exit(130) from None
     _print_summary(metrics)
     typer.echo(f"report: {where / 'report.html'}")

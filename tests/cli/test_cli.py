@@ -84,6 +84,7 @@ def test_run_writes_a_directory_with_a_report_and_a_comparison_can_be_made(folde
         (["run", "--data", "cifar100"], "was not found"),
         (["run", "--split", "b50-5x10"], "needs 100 classes, but the data has only 10"),
         (["run", "--split", "halves"], "such as b50-5x10"),
+        (["run", "--set", "model.backbone=resnet81"], "unknown backbone 'resnet81': did you mean 'resnet18'"),
         (["run", "--set", "train.epochs=x"], "option 'train.epochs' can not be 'x'"),
         (["run", "nothing"], "unknown recipe"),
         (["run", "--set", "data.order=missing.txt"], "can not be read"),
@@ -120,7 +121,7 @@ def test_control_c_ends_with_130_and_no_traceback(folder):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert "'interrupted' is unfinished" in errors
+    assert "the same command goes on in 'interrupted'" in errors
 
 
 def test_the_python_interface_does_what_the_command_does(folder):

@@ -98,7 +98,7 @@ def test_a_run_directory_is_only_replaced_when_asked_for(tmp_path):
     out = tmp_path / "run"
     run(small("fine"), out)
     before = (out / "metrics.json").read_bytes()
-    with pytest.raises(EtagError, match=r"already holds a finished run: add --restart"):
+    with pytest.raises(EtagError, match=r"a finished run of another configuration \(seed is 0 there and 5 here\)"):
         run(small("fine", seed=5), out)
     assert (out / "metrics.json").read_bytes() == before
     run(small("fine", seed=5), out, restart=True)

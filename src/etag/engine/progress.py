@@ -16,7 +16,7 @@ class StepLog:
     """One JSON object a line: where the run was, its loss terms, its speed."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("w")
+        self._file: TextIO = path.open("a")
         self._task, self._phase, self._since = 0, "", 0.0
 
     def begin_task(self, index: int) -> None:
@@ -111,7 +111,7 @@ class ProgressBars:
     def begin_task(self, index: int) -> None:
         """A new task; the one before it is done."""
         now = time.perf_counter()
-        if index:
+        if self._phases:  # not the first one that is seen
             self._per_image = (now - self._task_began) / self._images[index - 1]
         self._task, self._phases, self._task_began = index, 0, now
         name = f"{self._title}  task {index + 1}/{len(self._images)}"

@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,9 +20,9 @@ from etag.engine.engine import Engine
 from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
 from etag.engine.runtime import Runtime, launch
 from etag.evaluation.embedding import pick_rows, tsne
-from etag.evaluation.evaluate import Judgement, answers_sweep, features_sweep, judge
-from etag.evaluation.metrics import step_accuracies, summary
+from etag.evaluation.evaluate import answers_sweep, features_sweep, judge
 from etag.experiments.config import RunConfig
+from etag.experiments.record import Record
 from etag.experiments.store import RunDirectory, create_method, networks
 from etag.methods.base import Method
 
@@ -38,9 +37,17 @@ def run(
     verbose: bool = False,
     strategy: str = "auto",
 ) -> dict[str, Any]:
-    """Train and judge; returns the metrics, which are also in `out`."""
-    launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
-    metrics: dict[str, Any] = json.loads(RunDirectory(out).metrics.read_text())
+    """Train and judge; returns the metrics, which are also in `out`.
+
+    What is in `out` already is gone on with, if its configuration is the same: an unfinished run after the last task
+    it had learnt, with the same result as if it had never been cut; a finished one is not run again.
+    """
+    directory = RunDirectory(out)
+    if restart or not directory.finished(config):
+        launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
+    elif verbose:
+        print(f"'{out}' holds this very run, finished; --restart would replace it.")
+    metrics: dict[str, Any] = json.loads(directory.metrics.read_text())
     return metrics
 
 
@@ -50,14 +57,19 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     placement = runtime.placement
     method = create_method(config, placement, preprocess, channels=scenario.channels, classes=len(scenario.classes))
-    if loaded := method.load_weights():
+    directory = RunDirectory(out)
+    fresh = restart or not directory.progress.is_file()
+    if fresh and (loaded := method.load_weights()):  # before anything is replaced: they may not fit
         console.print(str(loaded), markup=False)
-    directory, record = RunDirectory(out), Record()
     if runtime.leader:
         directory.begin(config, restart)
+    runtime.fabric.barrier()
+    record = Record() if fresh else directory.restore(method)
+    if not fresh:
+        console.print(f"{len(record.judgements)} of {len(scenario)} tasks are learnt already; going on.")
     with _listeners(runtime, directory, console, config, method, scenario) as listeners:
         engine = Engine(runtime, listeners)
-        for task in scenario:
+        for task in scenario.tasks[len(record.judgements) :]:
             start = time.perf_counter()
             for listener in listeners:
                 listener.begin_task(task.index)
@@ -69,6 +81,8 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
             known = scenario.tasks[: task.index + 1]
             answers = engine.sweep(answers_sweep(known, method.solver, method.predictor(), preprocess, placement))
             record.add(judge(answers, known), trained - start, time.perf_counter() - trained)
+            if runtime.leader:
+                directory.keep(method, record)
             console.print(record.line(scenario))
         first, *later = (task.test for task in scenario)
         shown = first.join(later)
@@ -79,7 +93,7 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
         points = tsne(features["feature"], config.seed) if len(shown) >= 4 else []
         directory.write_json(directory.embedding, {"points": points, "labels": features["label"].tolist()})
         directory.save_model(method, config, scenario.classes)
-        directory.write_json(directory.metrics, metrics)
+        directory.finish(metrics)
 
 
 @contextmanager
@@ -104,54 +118,6 @@ def _listeners(
     finally:
         for listener in listeners:
             listener.close()
-
-
-@dataclass
-class Record:
-    """What was measured, task by task."""
-
-    judgements: list[Judgement] = field(default_factory=list)
-    train_seconds: list[float] = field(default_factory=list)
-    test_seconds: list[float] = field(default_factory=list)
-
-    def add(self, judgement: Judgement, train_seconds: float, test_seconds: float) -> None:
-        """After a task."""
-        self.judgements.append(judgement)
-        self.train_seconds.append(round(train_seconds, 3))
-        self.test_seconds.append(round(test_seconds, 3))
-
-    @property
-    def matrix(self) -> list[list[float]]:
-        """Row t: the accuracies on tasks 0 .. t."""
-        return [judgement.accuracies for judgement in self.judgements]
-
-    def line(self, scenario: Scenario) -> str:
-        """The last task in a few words."""
-        number, classes = len(self.judgements), scenario.classes_per_task
-        accuracy = step_accuracies(self.matrix, classes, weighted=True)[-1]
-        return (
-            f"task {number}/{len(scenario)}: {sum(classes[:number])} classes, accuracy {accuracy:.1%} over all of "
-            f"them, {self.train_seconds[-1]:.1f} s"
-        )
-
-    def metrics(self, scenario: Scenario) -> dict[str, Any]:
-        """All that is judged. Matrices are square, with null where a task was not learnt yet."""
-        classes = scenario.classes_per_task
-        return summary(self.matrix, classes) | {
-            "accuracy_matrix": _square(self.matrix),
-            "task_aware_matrix": _square([judgement.task_aware for judgement in self.judgements]),
-            "step_accuracy_weighted": step_accuracies(self.matrix, classes, weighted=True),
-            "step_accuracy_plain": step_accuracies(self.matrix, classes, weighted=False),
-            "classes_per_task": classes,
-            "class_names": list(scenario.classes),
-            "confusion": self.judgements[-1].confusion,
-            "train_seconds": self.train_seconds,
-            "test_seconds": self.test_seconds,
-        }
-
-
-def _square(rows: list[list[float]]) -> list[list[float | None]]:
-    return [[*row, *[None] * (len(rows) - len(row))] for row in rows]
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:

@@ -16,9 +16,11 @@ from etag.core.random import Placement, Stream
 from etag.data.preprocess import Preprocess
 from etag.experiments import yaml
 from etag.experiments.config import RunConfig, validate
+from etag.experiments.record import Record
 from etag.methods.base import METHODS, Context, Method
 
 FORMAT = 1
+UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError)  # what damaged files raise
 
 
 class RunDirectory:
@@ -29,21 +31,84 @@ class RunDirectory:
         self.config, self.metrics = path / "config.yaml", path / "metrics.json"
         self.steps, self.embedding = path / "steps.jsonl", path / "embedding.json"
         self.weights, self.model = path / "model.safetensors", path / "model.json"
+        self.progress = path / "progress.json"  # while the run is unfinished
 
     def begin(self, config: RunConfig, restart: bool) -> None:
-        """Make it ready for a new run. What is there is only replaced when asked for, and only if it is a run."""
+        """Make it ready. A run of the same configuration is gone on with; any other is replaced only if asked to."""
         if self.path.exists() and any(self.path.iterdir() if self.path.is_dir() else [self.path]):
             if not self.config.is_file():
                 raise EtagError(f"'{self.path}' exists and is no run directory: choose another one with --out.")
             if not restart:
-                state = "a finished run" if self.metrics.is_file() else "an unfinished run"
-                raise EtagError(f"'{self.path}' already holds {state}: add --restart to replace it, or choose --out.")
+                self._check_same(config)
+                self._cut_steps()
+                return
             shutil.rmtree(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.config, yaml.write(config.plain()))
         except OSError as error:
             raise EtagError(f"the run directory '{self.path}' can not be written: {error.strerror}.") from error
+
+    def finished(self, config: RunConfig) -> bool:
+        """Whether it holds this run, complete."""
+        if not (self.config.is_file() and self.metrics.is_file()):
+            return False
+        self._check_same(config)
+        return True
+
+    def _check_same(self, config: RunConfig) -> None:
+        there, asked = _flat(yaml.read(self.config)), _flat(config.plain())
+        differences = [
+            f"{key} is {there.get(key)!r} there and {asked.get(key)!r} here"
+            for key in sorted(there.keys() | asked.keys())
+            if there.get(key) != asked.get(key) and not key.startswith("runtime.")
+        ]
+        if differences:
+            state = "a finished run" if self.metrics.is_file() else "an unfinished run"
+            raise EtagError(
+                f"'{self.path}' already holds {state} of another configuration ({'; '.join(differences)}): add "
+                "--restart to replace it, or choose --out."
+            )
+
+    def keep(self, method: Method, record: Record) -> None:
+        """After a task: all that is needed to go on from here. What was kept before stays until this is whole."""
+        done = len(record.judgements)
+        state = self.path / f"state-{done}.safetensors"
+        self._write_tensors(state, method)
+        kept = {"tasks": done, "task_sizes": method.task_sizes, "state": state.name, "record": record.plain()}
+        self.write_json(self.progress, kept)
+        (self.path / f"state-{done - 1}.safetensors").unlink(missing_ok=True)
+
+    def restore(self, method: Method) -> Record:
+        """Bring a new method to where the run was cut off."""
+        try:
+            kept = json.loads(self.progress.read_text())
+            method.rebuild(kept["task_sizes"])
+            _read_tensors(self.path / Path(kept["state"]).name, method)
+            return Record.from_plain(kept["record"])
+        except UNREADABLE as error:
+            raise self._not_to_be_gone_on_with(error) from error
+
+    def _cut_steps(self) -> None:
+        """Forget the logged steps of the task that was cut off: they will be made again."""
+        try:
+            tasks = json.loads(self.progress.read_text())["tasks"] if self.progress.is_file() else 0
+            lines = self.steps.read_text().splitlines(keepends=True) if self.steps.is_file() else []
+            whole = (line for line in lines if line.endswith("\n"))
+            write_atomically(self.steps, "".join(line for line in whole if json.loads(line)["task"] < tasks))
+        except UNREADABLE as error:
+            raise self._not_to_be_gone_on_with(error) from error
+
+    def _not_to_be_gone_on_with(self, error: Exception) -> EtagError:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return EtagError(f"'{self.path}' can not be gone on with ({reason}): begin anew with --restart.")
+
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Write the metrics, which say that the run is complete, and drop what was kept for going on."""
+        self.write_json(self.metrics, metrics)
+        self.progress.unlink(missing_ok=True)
+        for state in self.path.glob("state-*.safetensors"):
+            state.unlink()
 
     def write_json(self, path: Path, value: dict[str, Any]) -> None:
         """One of the directory's JSON files: a key a line, so that it can be read and compared."""
@@ -52,7 +117,7 @@ class RunDirectory:
 
     def save_model(self, method: Method, config: RunConfig, class_names: tuple[str, ...]) -> None:
         """What is needed to predict and to go on learning: tensors by part, and the sizes to rebuild them."""
-        write_atomically(self.weights, save({k: v.contiguous() for k, v in tensors(method).items()}))
+        self._write_tensors(self.weights, method)
         about = {
             "format": FORMAT,
             "config": config.plain(),
@@ -81,15 +146,30 @@ class RunDirectory:
                 classes=about["classes"],
             )
             method.rebuild(about["task_sizes"])
-            kept = load_file(self.weights)
-            for role, part in method.parts().items():
-                prefix = f"{role}."
-                part.load_state_dict({k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)})
-                part.eval()
-        except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            _read_tensors(self.weights, method)
+        except UNREADABLE as error:
             reason = str(error).splitlines()[0]
             raise EtagError(f"'{self.path}' does not hold a model that can be read: {reason}.") from error
         return method
+
+    def _write_tensors(self, path: Path, method: Method) -> None:
+        write_atomically(path, save({name: value.contiguous() for name, value in tensors(method).items()}))
+
+
+def _read_tensors(path: Path, method: Method) -> None:
+    kept = load_file(path)
+    for role, part in method.parts().items():
+        prefix = f"{role}."
+        part.load_state_dict({k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)})
+        part.eval()
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def create_method(
