@@ -15,20 +15,6 @@ from etag.experiments.config import resolve
 from etag.experiments.run import run
 from etag.experiments.store import RunDirectory, tensors
 
-SMALL = {
-    "split": "b2-2x1",
-    "data.train_per_class": 20,
-    "data.test_per_class": 8,
-    "model.width": 4,
-    "train.epochs": 2,
-    "train.batch_size": 16,
-}
-
-
-def small(method, **more):
-    quick = {"method.generator.train.epochs": 2, "method.generator.feature_passes": 2} if method == "etag" else {}
-    return resolve("digits", {"method": method, **SMALL, **quick, **more})
-
 
 @pytest.fixture
 def cut_after(monkeypatch):
@@ -61,7 +47,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("method", ["fine", "joint", "etag"])
-def test_a_run_cut_after_each_task_ends_as_one_that_never_was(method, tmp_path, cut_after):
+def test_a_run_cut_after_each_task_ends_as_one_that_never_was(small, method, tmp_path, cut_after):
     config = small(method)
     run(config, tmp_path / "whole")
     for tasks in (1, 2):
@@ -78,7 +64,7 @@ def test_a_run_cut_after_each_task_ends_as_one_that_never_was(method, tmp_path, 
     }
 
 
-def test_the_release_variant_with_its_dropped_auxiliary_goes_on_too(tmp_path, cut_after):
+def test_the_release_variant_with_its_dropped_auxiliary_goes_on_too(small, tmp_path, cut_after):
     more = {"method.embedding.num_aux": 4, "method.embedding.aux_new": "fixed", "method.head": "fixed"}
     config = small("etag", **more)
     run(config, tmp_path / "whole")
@@ -90,7 +76,7 @@ def test_the_release_variant_with_its_dropped_auxiliary_goes_on_too(tmp_path, cu
     same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, capsys):
+def test_a_finished_run_is_not_run_again(small, tmp_path, capsys):
     config = small("fine")
     first = run(config, tmp_path / "run")
     stamp = (tmp_path / "run" / "metrics.json").stat().st_mtime_ns
@@ -99,7 +85,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys):
     assert "holds this very run, finished" in capsys.readouterr().out
 
 
-def test_another_configuration_is_refused_with_every_difference(tmp_path, cut_after):
+def test_another_configuration_is_refused_with_every_difference(small, tmp_path, cut_after):
     cut_after(1)
     with pytest.raises(KeyboardInterrupt):
         run(small("fine"), tmp_path / "run")
@@ -113,7 +99,7 @@ def test_another_configuration_is_refused_with_every_difference(tmp_path, cut_af
 
 
 @pytest.mark.parametrize("damage", ["progress", "state", "no state"])
-def test_what_can_not_be_gone_on_with_is_told_in_words(damage, tmp_path, cut_after):
+def test_what_can_not_be_gone_on_with_is_told_in_words(small, damage, tmp_path, cut_after):
     cut_after(1)
     with pytest.raises(KeyboardInterrupt):
         run(small("fine"), tmp_path / "run")
@@ -127,7 +113,8 @@ def test_what_can_not_be_gone_on_with_is_told_in_words(damage, tmp_path, cut_aft
 
 def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path):
     command = [sys.executable, "-m", "etag.cli", "run", "--method", "etag", "--out", "killed"]
-    settings = {**SMALL, "train.epochs": 4, "method.generator.train.epochs": 2}
+    settings = {"split": "b2-2x1", "model.width": 4, "train.epochs": 4, "data.train_per_class": 20}
+    settings |= {"data.test_per_class": 8, "method.generator.train.epochs": 2}
     command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)

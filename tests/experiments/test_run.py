@@ -11,24 +11,9 @@ from etag.experiments.config import resolve
 from etag.experiments.run import run
 from etag.experiments.store import RunDirectory, tensors
 
-SMALL = {
-    "split": "b2-2x1",
-    "data.train_per_class": 20,
-    "data.test_per_class": 8,
-    "model.width": 4,
-    "train.epochs": 2,
-    "train.batch_size": 16,
-}
-QUICK_GENERATOR = {"method.generator.train.epochs": 2, "method.generator.feature_passes": 2}
-
-
-def small(method, **more):
-    quick = QUICK_GENERATOR if method == "etag" else {}
-    return resolve("digits", {"method": method, **SMALL, **quick, **more})
-
 
 @pytest.mark.parametrize("method", ["fine", "joint", "etag"])
-def test_two_runs_of_one_config_give_identical_numbers_and_weights(method, tmp_path):
+def test_two_runs_of_one_config_give_identical_numbers_and_weights(small, method, tmp_path):
     config = small(method)
     first, second = (run(config, tmp_path / name) for name in ("a", "b"))
     for key in ("accuracy_matrix", "task_aware_matrix", "confusion", "A_weighted"):
@@ -39,7 +24,7 @@ def test_two_runs_of_one_config_give_identical_numbers_and_weights(method, tmp_p
     assert other["class_names"] != first["class_names"]
 
 
-def test_a_run_does_not_depend_on_the_global_generator(tmp_path):
+def test_a_run_does_not_depend_on_the_global_generator(small, tmp_path):
     config = small("etag")
     torch.manual_seed(1)
     first = run(config, tmp_path / "a")
@@ -50,7 +35,7 @@ def test_a_run_does_not_depend_on_the_global_generator(tmp_path):
     assert first["confusion"] == second["confusion"]
 
 
-def test_the_run_directory_holds_all_that_is_promised(tmp_path):
+def test_the_run_directory_holds_all_that_is_promised(small, tmp_path):
     metrics = run(small("etag"), tmp_path / "run")
     directory = RunDirectory(tmp_path / "run")
     assert json.loads(directory.metrics.read_text()) == metrics
@@ -74,7 +59,7 @@ def test_the_run_directory_holds_all_that_is_promised(tmp_path):
     assert len(embedding["points"]) == len(embedding["labels"]) == 4 * 8
 
 
-def test_a_saved_model_answers_as_it_did_at_the_end_of_the_run(tmp_path):
+def test_a_saved_model_answers_as_it_did_at_the_end_of_the_run(small, tmp_path):
     config = small("etag", **{"train.epochs": 4})
     metrics = run(config, tmp_path / "run")
     method = RunDirectory(tmp_path / "run").load_model()
@@ -86,7 +71,7 @@ def test_a_saved_model_answers_as_it_did_at_the_end_of_the_run(tmp_path):
         assert (scores.argmax(1) == task.test.labels).double().mean().item() == expected
 
 
-def test_joint_counts_the_images_it_keeps_and_others_have_none(tmp_path):
+def test_joint_counts_the_images_it_keeps_and_others_have_none(small, tmp_path):
     joint = run(small("joint"), tmp_path / "joint")
     fine = run(small("fine"), tmp_path / "fine")
     assert joint["stored_bytes_by_part"]["images"] == 4 * 20 * 64
@@ -94,7 +79,7 @@ def test_joint_counts_the_images_it_keeps_and_others_have_none(tmp_path):
     assert "images" not in fine["stored_bytes_by_part"]
 
 
-def test_a_run_directory_is_only_replaced_when_asked_for(tmp_path):
+def test_a_run_directory_is_only_replaced_when_asked_for(small, tmp_path):
     out = tmp_path / "run"
     run(small("fine"), out)
     before = (out / "metrics.json").read_bytes()
@@ -105,7 +90,7 @@ def test_a_run_directory_is_only_replaced_when_asked_for(tmp_path):
     assert json.loads((out / "metrics.json").read_text())["seed"] == 5
 
 
-def test_a_folder_that_is_no_run_is_never_replaced(tmp_path):
+def test_a_folder_that_is_no_run_is_never_replaced(small, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(EtagError, match="is no run directory"):
         run(small("fine"), tmp_path, restart=True)
@@ -113,7 +98,7 @@ def test_a_folder_that_is_no_run_is_never_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "other", "missing", "format"])
-def test_a_damaged_model_is_refused_in_words(damage, tmp_path):
+def test_a_damaged_model_is_refused_in_words(small, damage, tmp_path):
     run(small("fine"), tmp_path / "run")
     directory = RunDirectory(tmp_path / "run")
     if damage == "truncate":
@@ -153,7 +138,8 @@ def test_the_papers_protocol_runs_on_real_cifar100(shared_data, tmp_path):
         "model.width": 4,
         "train.epochs": 1,
         "train.batch_size": 32,
-        **QUICK_GENERATOR,
+        "method.generator.train.epochs": 2,
+        "method.generator.feature_passes": 2,
     }
     metrics = run(resolve(given={"data": "cifar100", "split": "b10-2x2", **settings}), tmp_path / "run")
     assert metrics["classes_per_task"] == [10, 2, 2]
