@@ -42,6 +42,7 @@ def run(
 ) -> None:
     """Learn a scenario task by task, judge after each, and write a run directory with a report."""
     from etag.app.api import default_directory, execute
+    from etag.engine.runtime import is_follower
     from etag.experiments.config import resolve
 
     named = {"method": method, "data": data, "split": split, "seed": seed, "model.weights": weights}
@@ -56,6 +57,8 @@ def run(
     except KeyboardInterrupt:
         typer.echo(f"interrupted: the same command goes on in '{where}' after the last finished task.", err=True)
         raise typer.Exit(130) from None
+    if is_follower():
+        return
     _print_summary(metrics)
     typer.echo(f"report: {where / 'report.html'}")
 

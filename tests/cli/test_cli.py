@@ -129,6 +129,16 @@ def test_the_python_interface_does_what_the_command_does(folder):
 
     settings = {"model.width": 4, "train.epochs": 1, "data.train_per_class": 16, "data.test_per_class": 4}
     metrics = package.run(method="fine", split="b2-2x1", seed=2, out=folder / "api", settings=settings)
-    by_command = json.loads((folder / "runs" / "fine-digits-b2-2x1-seed2" / "metrics.json").read_text())
+    etag("run", "--method", "fine", *SMALL, "--seed", 2, "--out", "command", cwd=folder)
+    by_command = json.loads((folder / "command" / "metrics.json").read_text())
     assert metrics["accuracy_matrix"] == by_command["accuracy_matrix"]
     assert (folder / "api" / "report.html").is_file()
+
+
+def test_two_processes_speak_and_write_as_one(folder):
+    quick = ["--method", "fine", *SMALL, "--set", "runtime.devices=2", "--set", "runtime.accelerator=cpu"]
+    done = etag("run", *quick, "--out", "both", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("A_weighted") == done.stdout.count("report: ") == 1
+    assert done.stdout.count("task 1/3") == 1
+    assert (folder / "both" / "report.html").is_file()

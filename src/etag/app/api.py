@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from etag.engine.runtime import is_follower
 from etag.experiments import run as runs
 from etag.experiments.config import RunConfig, resolve
 
@@ -35,9 +36,10 @@ def run(
 def execute(config: RunConfig, out: Path, restart: bool, verbose: bool) -> dict[str, Any]:
     """Run a configuration and write its report."""
     metrics = runs.run(config, out, restart=restart, verbose=verbose)
-    from etag.report.page import write_run_report  # pictures are only needed now
+    if not is_follower():
+        from etag.report.page import write_run_report  # pictures are only needed now
 
-    write_run_report(out)
+        write_run_report(out)
     return metrics
 
 

@@ -1,5 +1,6 @@
 """Devices, precision and processes, through Lightning Fabric."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,11 @@ class Runtime:
         total = self.fabric.all_reduce(value, reduce_op="sum")
         assert isinstance(total, Tensor)
         return total
+
+
+def is_follower() -> bool:
+    """Whether this process was started beside a leader (by Fabric or torchrun) and shall not talk or write."""
+    return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
 def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strategy: str = "auto") -> None:
