@@ -1,3 +1,5 @@
+import builtins
+
 import pytest
 
 from etag.core.errors import EtagError
@@ -36,8 +38,6 @@ def test_a_file_is_run_once_and_named_by_its_full_path(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     assert plugins.load(["counted.py"]) == plugins.load([tmp_path / "counted.py"]) == [str(tmp_path / "counted.py")]
-    import builtins
-
     assert builtins.etag_count == 1
 
 
@@ -54,17 +54,26 @@ def test_backbones_and_sources_can_be_plugged_in_too(tmp_path):
     del BACKBONES._items["my-resnet"], SOURCES._items["my-digits"]
 
 
-def test_entry_points_of_packages_are_loaded(monkeypatch):
-    called = []
-
-    class Entry:
-        name, value = "theirs", "their.module"
-
-        def load(self):
-            called.append(1)
-
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry()] if group == "etag.plugins" else [])
+def test_entry_points_of_packages_are_loaded_once(tmp_path, monkeypatch):
+    """A real package, as an installer lays it out."""
+    (tmp_path / "their_package.py").write_text(
+        "import builtins\nbuiltins.etag_loads = getattr(builtins, 'etag_loads', 0) + 1\n"
+    )
+    about = tmp_path / "theirs-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[etag.plugins]\ntheirs = their_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
     plugins.load([])
     plugins.load([])
-    assert called == [1]
-    plugins._loaded.discard("their.module")
+    assert builtins.etag_loads == 1
+
+
+def test_a_package_that_fails_is_named(tmp_path, monkeypatch):
+    about = tmp_path / "broken-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[etag.plugins]\nbroken = no_such_module_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EtagError, match="the installed plug-in 'broken' failed"):
+        plugins.load([])
