@@ -43,3 +43,9 @@ def test_all_data_joins_the_training_images_of_all_tasks_so_far(tiny_scenario, i
     assert torch.equal(joined.train.pixels[-len(task.train) :], task.train.pixels)
     assert joined.test is task.test
     assert (joined.old, joined.new) == (task.old, task.new)
+
+
+@pytest.mark.parametrize("all_data", [False, True])
+def test_images_are_counted_as_they_are_given(tiny_scenario, all_data):
+    scenario, _ = tiny_scenario("b3-2x2")
+    assert scenario.images_given(all_data) == [len(scenario.given(task, all_data).train) for task in scenario]

@@ -34,8 +34,7 @@ def test_nothing_is_shown_off_a_terminal():
 
 
 def test_the_time_left_counts_the_phase_and_the_tasks_to_come(monkeypatch):
-    clock = iter([0.0, 0.0, 0.0, 10.0])
-    monkeypatch.setattr("etag.engine.progress.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("etag.engine.progress.time.perf_counter", lambda: 0.0)
     live, _ = bars(terminal=False)
     live.begin_task(0)
     live.started("solver", steps=40, epochs=4)

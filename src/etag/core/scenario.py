@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol, Self
 
 import torch
@@ -80,6 +81,11 @@ class Scenario:
     def classes_per_task(self) -> list[int]:
         """How many classes each task brings."""
         return [task.new for task in self.tasks]
+
+    def images_given(self, all_data: bool) -> list[int]:
+        """How many training images a method is given with each task."""
+        counts = [len(task.train) for task in self.tasks]
+        return list(accumulate(counts)) if all_data else counts
 
     def given(self, task: Task, all_data: bool) -> Task:
         """The task as a method is given it: with its own training images, or (Joint) those of all tasks up to it."""

@@ -35,7 +35,7 @@ class Engine:
 
     def train(self, phase: Phase) -> None:
         """Train a phase to its end."""
-        training = Training(phase, self.runtime.fabric, self._listeners)
+        training = Training(phase, self.runtime, self._listeners)
         with self._reported(phase.name, phase.steps, training.epochs):
             training.run()
 

@@ -12,12 +12,27 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from etag.core.errors import EtagError
 
 
+class _Speed:
+    """Images a second since the last look."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._since = time.perf_counter()
+
+    def of(self, rows: int) -> float:
+        now = time.perf_counter()
+        speed, self._since = rows / max(now - self._since, 1e-9), now
+        return speed
+
+
 class StepLog:
     """One JSON object a line: where the run was, its loss terms, its speed."""
 
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("a")
-        self._task, self._phase, self._since = 0, "", 0.0
+        self._task, self._phase, self._speed = 0, "", _Speed()
 
     def begin_task(self, index: int) -> None:
         """The next steps belong to this task."""
@@ -25,12 +40,12 @@ class StepLog:
 
     def started(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
         """A phase or sweep begins."""
-        self._phase, self._since = name, time.perf_counter()
+        self._phase = name
+        self._speed.restart()
 
     def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
         """Write a line, for phases only: sweeps have no loss."""
-        now = time.perf_counter()
-        speed, self._since = rows / max(now - self._since, 1e-9), now
+        speed = self._speed.of(rows)
         if terms:
             line = {"task": self._task, "phase": self._phase, "step": step, "epoch": epoch, "lr": lr}
             self._file.write(json.dumps(line | {"terms": dict(terms), "images_per_second": round(speed, 1)}) + "\n")
@@ -53,7 +68,7 @@ class TensorBoardLog:
         except ImportError as error:
             raise EtagError("runtime.tensorboard needs the package tensorboard: pip install tensorboard.") from error
         self._writer = SummaryWriter(str(folder))
-        self._phase, self._since = "", 0.0
+        self._phase, self._speed = "", _Speed()
         self._before: dict[str, int] = {}  # steps of this phase in earlier tasks
         self._last: dict[str, int] = {}
 
@@ -63,12 +78,12 @@ class TensorBoardLog:
 
     def started(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
         """A phase or sweep begins."""
-        self._phase, self._since = name, time.perf_counter()
+        self._phase = name
+        self._speed.restart()
 
     def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
         """Write the values of a phase; sweeps have none."""
-        now = time.perf_counter()
-        speed, self._since = rows / max(now - self._since, 1e-9), now
+        speed = self._speed.of(rows)
         if not terms:
             return
         at = self._last[self._phase] = self._before.get(self._phase, 0) + step
@@ -104,7 +119,8 @@ class ProgressBars:
         self._phase: TaskID = self._bars.add_task("", total=1, note="")
         self._task, self._phases = 0, 0  # the latter: begun in this task
         self._steps, self._epochs = 1, 1
-        self._began = self._task_began = self._since = time.perf_counter()
+        self._began = self._task_began = time.perf_counter()
+        self._speed = _Speed()
         self._per_image: float | None = None  # seconds, from the last task that was finished
         self._bars.start()
 
@@ -120,13 +136,13 @@ class ProgressBars:
     def started(self, name: str, steps: int, epochs: int) -> None:
         """A phase or sweep begins."""
         self._phases, self._steps, self._epochs = self._phases + 1, steps, epochs
-        self._began = self._since = time.perf_counter()
+        self._began = time.perf_counter()
+        self._speed.restart()
         self._bars.reset(self._phase, total=steps, description=f"  {name}", note="")
 
     def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
         """Move the bars."""
-        now = time.perf_counter()
-        speed, self._since = rows / max(now - self._since, 1e-9), now
+        now, speed = time.perf_counter(), self._speed.of(rows)
         said = "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
         note = f"epoch {epoch + 1}/{self._epochs}  {speed:,.0f} images/s  {said}"
         self._bars.update(self._phase, completed=step, note=note)

@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from etag.core.errors import EtagError
 from etag.core.options import TrainOptions
 from etag.core.work import Batch, Listener, Phase, Player, Terms
+from etag.engine.runtime import Runtime
 from etag.engine.schedule import Plateau, rate_factor
 
 LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the device
@@ -19,11 +19,11 @@ LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the d
 class Training:
     """A phase being trained."""
 
-    def __init__(self, phase: Phase, fabric: Fabric, listeners: Sequence[Listener]) -> None:
+    def __init__(self, phase: Phase, runtime: Runtime, listeners: Sequence[Listener]) -> None:
         _set_trainable(phase)
-        self.phase, self.fabric = phase, fabric
+        self.phase, self.runtime, self.fabric = phase, runtime, runtime.fabric
         self.turns = [_Turn(player, phase) for player in phase.players]
-        self.module, *optimisers = fabric.setup(phase.module, *(turn.optimiser for turn in self.turns))
+        self.module, *optimisers = self.fabric.setup(phase.module, *(turn.optimiser for turn in self.turns))
         for turn, optimiser in zip(self.turns, optimisers, strict=True):
             turn.optimiser = optimiser
         self.plateau = Plateau(phase.training, phase.module) if phase.training.schedule == "plateau" else None
@@ -77,18 +77,14 @@ class Training:
     def _watched_loss(self) -> float:
         """Mean loss on the validation batches; without any, over the epoch just trained."""
         if self.phase.validation is None:
-            mean = self.fabric.all_reduce(self.log.epoch_loss(), reduce_op="mean")
-            assert isinstance(mean, Tensor)
-            return mean.item()
+            return self.runtime.sum(self.log.epoch_loss()).item() / self.runtime.placement.world
         module = self.phase.module.eval()  # not its DDP wrapper: shares of a batch may be empty
         summed = torch.zeros(2, device=self.fabric.device)
         for batch in self.phase.validation.epoch(0):
             if rows := len(batch.labels):
                 with self.fabric.autocast():
                     summed += torch.stack([_total(module(batch)) * rows, torch.full((), rows, device=summed.device)])
-        everyone = self.fabric.all_reduce(summed, reduce_op="sum")
-        assert isinstance(everyone, Tensor)
-        total, rows = everyone.tolist()
+        total, rows = self.runtime.sum(summed).tolist()
         return float(total / rows)
 
 

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from etag.core.scenario import Task
 from etag.core.work import Phase, Sweep
@@ -11,8 +12,7 @@ from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import RunConfig
-from etag.experiments.store import create_method, networks
-from etag.methods.base import Method
+from etag.experiments.store import create_method, parameter_counts
 
 BATCHES = 4  # measured a phase, the first of which warms up
 
@@ -64,16 +64,19 @@ def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     kind = {"channels": scenario.channels, "classes": len(scenario.classes)}
     method = create_method(config, runtime.placement, preprocess, **kind)
-    engine = Engine(runtime)
     costs: list[_Cost] = []
-    for task in scenario:
-        given = scenario.given(task, method.card.all_data)
+    for task, images in zip(scenario, scenario.images_given(method.card.all_data), strict=True):
         if task.index < 2:  # later tasks cost what the second does, image for image
-            costs = _measure(method, engine, _piece(given, BATCHES * config.train.for_task(task.index).batch_size))
-        found.seconds.append(sum(cost.seconds(len(given.train)) for cost in costs))
-        found.data_bytes = max(found.data_bytes, len(given.train) * scenario.channels * scenario.size**2)
+            size = BATCHES * config.train.for_task(task.index).batch_size
+            piece = _piece(scenario.given(task, method.card.all_data), size)
+            method.begin_task(piece)
+            watch = _Stopwatch(runtime, len(piece.train))
+            watch.execute(method.phases(piece))
+            costs = watch.costs
+        found.seconds.append(sum(cost.seconds(images) for cost in costs))
+        found.data_bytes = max(found.data_bytes, images * scenario.channels * scenario.size**2)
     method.rebuild(scenario.classes_per_task)
-    found.parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in networks(method).items()}
+    found.parameters = parameter_counts(method)
     # weights, their gradients and Adam's two moments, and the frozen copies, in four bytes each
     found.network_bytes = 4 * 5 * sum(found.parameters.values())
 
@@ -84,31 +87,27 @@ def _piece(task: Task, images: int) -> Task:
     return replace(task, train=task.train.select(rows))
 
 
-def _measure(method: Method, engine: Engine, piece: Task) -> list[_Cost]:
-    """Do a task's work on a piece of it, each phase for an epoch."""
-    method.begin_task(piece)
-    plan, result = method.phases(piece), None
-    costs: list[_Cost] = []
-    while True:
-        try:
-            work = plan.send(result)
-        except StopIteration:
-            return costs
-        start = time.perf_counter()
-        result = engine.sweep(work) if isinstance(work, Sweep) else None
-        if isinstance(work, Sweep):
-            costs.append(_Cost((time.perf_counter() - start) / (work.epochs * len(piece.train)), work.epochs))
-        else:
-            costs.append(_phase_cost(engine, work))
+class _Stopwatch(Engine):
+    """Does a plan's work for a few steps a phase, and notes what each piece of it costs."""
 
+    def __init__(self, runtime: Runtime, images: int) -> None:
+        super().__init__(runtime)
+        self._images = images  # that a sweep passes over
+        self.costs: list[_Cost] = []
 
-def _phase_cost(engine: Engine, phase: Phase) -> _Cost:
-    size = phase.training.batch_size
-    for steps in (1, min(BATCHES - 1, len(phase.batches))):  # the first one warms up
+    def sweep(self, sweep: Sweep) -> dict[str, Tensor]:
         start = time.perf_counter()
-        engine.train(replace(phase, training=phase.training.model_copy(update={"steps": steps})))
-        per_pass = (time.perf_counter() - start) / (steps * size)
-    return _Cost(per_pass, phase.training.epochs, (phase.training.steps or 0) * size)
+        found = super().sweep(sweep)
+        self.costs.append(_Cost((time.perf_counter() - start) / (sweep.epochs * self._images), sweep.epochs))
+        return found
+
+    def train(self, phase: Phase) -> None:
+        size = phase.training.batch_size
+        for steps in (1, min(BATCHES - 1, len(phase.batches))):  # the first one warms up
+            start = time.perf_counter()
+            super().train(replace(phase, training=phase.training.model_copy(update={"steps": steps})))
+            per_pass = (time.perf_counter() - start) / (steps * size)
+        self.costs.append(_Cost(per_pass, phase.training.epochs, (phase.training.steps or 0) * size))
 
 
 def _time(seconds: float) -> str:

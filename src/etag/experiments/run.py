@@ -23,7 +23,7 @@ from etag.evaluation.embedding import pick_rows, tsne
 from etag.evaluation.evaluate import answers_sweep, features_sweep, judge
 from etag.experiments.config import RunConfig
 from etag.experiments.record import Record
-from etag.experiments.store import RunDirectory, create_method, networks
+from etag.experiments.store import RunDirectory, create_method, networks, parameter_counts
 from etag.methods.base import Method
 
 EMBEDDED = 1000  # test images in the picture of the feature space
@@ -108,7 +108,7 @@ def _listeners(
     if not runtime.leader:
         yield []
         return
-    images = [len(scenario.given(task, method.card.all_data).train) for task in scenario]
+    images = scenario.images_given(method.card.all_data)
     listeners: list[ProgressBars | StepLog | TensorBoardLog] = [StepLog(directory.steps)]
     if config.runtime.tensorboard:
         listeners.append(TensorBoardLog(directory.path / "tensorboard"))
@@ -136,7 +136,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 def _sizes(method: Method, scenario: Scenario) -> dict[str, Any]:
     """Parameters, and the bytes that are kept from task to task."""
     parts = networks(method)
-    parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
+    parameters = parameter_counts(method)
     stored = {name: sum(t.nbytes for t in part.state_dict().values()) for name, part in parts.items()}
     if method.card.all_data:
         pixels = scenario.channels * scenario.size**2

@@ -197,6 +197,11 @@ def networks(method: Method) -> dict[str, nn.Module]:
     return found
 
 
+def parameter_counts(method: Method) -> dict[str, int]:
+    """Parameters of each of its networks."""
+    return {name: sum(p.numel() for p in part.parameters()) for name, part in networks(method).items()}
+
+
 def tensors(method: Method) -> dict[str, Tensor]:
     """Everything a method keeps, by role and name."""
     return {
