@@ -79,7 +79,7 @@ def bare_epoch(method: ETag, task: Task, batch: int) -> None:
         rows = order[step * batch : (step + 1) * batch]
         images, labels = task.train.pixels[rows], task.train.labels[rows]
         down, right = torch.randint(0, 2 * pad + 1, (2, batch))
-        images = random_crop(images, pad, down, right, torch.randint(0, 2, (batch,)).bool())
+        images = random_crop(images, method.context.size, pad, down, right, torch.randint(0, 2, (batch,)).bool())
         images = images.to(torch.float32, memory_format=torch.channels_last).mul_(scale).add_(shift)
         views = torch.stack([images.rot90(turns, (2, 3)) for turns in range(4)], 1).flatten(0, 1)
         views = views.contiguous(memory_format=torch.channels_last)
