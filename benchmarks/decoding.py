@@ -20,7 +20,8 @@ from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
-from etag.methods.base import METHODS, Context
+from etag.methods.base import Context
+from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 
 

@@ -6,8 +6,8 @@ from etag.core.outputs import Need, needed
 from etag.core.scenario import Task
 from etag.core.work import Plan, Step, Term
 from etag.losses.embedding import feature_distance
-from etag.methods.base import Card, Method, MethodOptions, method
-from etag.methods.parts.classification import classification
+from etag.methods.base import Card, Method, MethodOptions
+from etag.methods.registry import method
 
 
 class NearOptions(MethodOptions):
@@ -30,4 +30,6 @@ class Near(Method):
     def phases(self, task: Task) -> Plan:
         """One phase."""
         near = Term("near", distance, self.options.weight, student=Need.FEATURE, teacher=Need.FEATURE)
-        yield self.solver_phase(task, [classification(task), near] if task.index else [classification(task)])
+        yield self.solver_phase(
+            task, [self.classification(task), near] if task.index else [self.classification(task)]
+        )

@@ -18,7 +18,8 @@ from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
-from etag.methods.base import METHODS, Context
+from etag.methods.base import Context
+from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 
 # the same examples every time, however slow the machine
@@ -71,7 +72,7 @@ class Lab:
             preprocess=self.preprocess,
         )
         cls, options = METHODS[name], {"name": name, **options}
-        if "generator" in cls.Options.model_fields:
+        if name in ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3"):
             options["generator"] = SMALL_GENERATOR | options.get("generator", {})
         self.method = cls(cls.Options.model_validate(options), self.context)
         self.engine = Engine(runtime)

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from etag.core.options import TrainOptions
 from etag.experiments.config import RunConfig, resolve
 from etag.experiments.run import run
-from etag.methods.base import METHODS
 from etag.methods.etag import EtagOptions
+from etag.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
 QUICK = {"split": "b2-1x2", "train.epochs": 1, "model.width": 4, "data.train_per_class": 16, "data.test_per_class": 4}

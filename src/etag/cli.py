@@ -81,7 +81,7 @@ def methods(as_json: AsJson = False, plugin: Plugins = None) -> None:
     from dataclasses import asdict
 
     from etag.experiments import plugins
-    from etag.methods.base import METHODS
+    from etag.methods.registry import METHODS
 
     plugins.load(plugin or [])
     cards = [{"name": name} | asdict(METHODS[name].card) for name in METHODS]

@@ -7,7 +7,7 @@ import pytest
 from etag.core.errors import EtagError, choose
 from etag.core.registry import Registry
 from etag.data.source import SOURCES
-from etag.methods.base import METHODS
+from etag.methods.registry import METHODS
 from etag.models.backbone import BACKBONES
 
 

@@ -3,7 +3,7 @@ import torch
 
 from etag.core.errors import EtagError
 from etag.core.outputs import Need, Outputs
-from etag.methods.base import METHODS
+from etag.methods.registry import METHODS
 
 
 def test_an_unknown_method_is_answered_with_the_nearest():

@@ -13,8 +13,9 @@ from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
 from etag.data.preprocess import Preprocess
 from etag.data.scenario import parse_split
-from etag.methods.base import METHODS, Context
+from etag.methods.base import Context
 from etag.methods.etag import EtagOptions, class_ratio
+from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 
 RELEASE = {

@@ -13,6 +13,15 @@ from pydantic import (
 )
 
 
+def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    """Upper values win; mappings are merged, anything else is replaced."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
 class Options(BaseModel):
     """Base of all option groups: immutable, unknown keys refused."""
 
@@ -31,9 +40,12 @@ class TrainOptions(Options):
     weight_decay: NonNegativeFloat = Field(2e-4, description="L2 penalty, coupled as in Adam's original form")
     momentum: NonNegativeFloat = Field(0.9, description="of SGD")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of Adam")
-    schedule: Literal["constant", "step", "cosine", "onecycle", "plateau"] = "step"
+    schedule: Literal["constant", "step", "milestones", "cosine", "onecycle", "plateau"] = "step"
     decay_every: PositiveInt = Field(30, description="`step`: epochs between two decays")
-    decay: PositiveFloat = Field(0.1, description="`step` and `plateau`: factor of a decay")
+    milestones: tuple[PositiveInt, ...] = Field(
+        (), description="`milestones`: the epochs after which the rate decays"
+    )
+    decay: PositiveFloat = Field(0.1, description="`step`, `milestones` and `plateau`: factor of a decay")
     warmup: float = Field(0.3, gt=0, lt=1, description="`onecycle`: share of the steps spent rising")
     patience: PositiveInt = Field(5, description="`plateau`: epochs without improvement before a decay")
     min_lr: NonNegativeFloat = Field(1e-4, description="`plateau`: training stops when the rate falls below")

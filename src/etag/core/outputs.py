@@ -16,7 +16,7 @@ class Need(Flag):
     FEATURE = auto()  # the pooled feature of the images themselves
     LOGITS = auto()  # the head's outputs for the images themselves
     VIEW_FEATURES = auto()  # the pooled feature of every view
-    STAGES = auto()  # the map after every stage, of the images themselves
+    STAGES = auto()  # every stage's map, before and after its activation, of the images themselves
     AUXILIARY = auto()  # the auxiliary classifiers' outputs, of every view
 
 
@@ -27,7 +27,8 @@ class Outputs:
     feature: Tensor | None = None
     logits: Tensor | None = None
     view_features: Tensor | None = None
-    stages: list[Tensor] = field(default_factory=list)
+    raw_stages: list[Tensor] = field(default_factory=list)  # before the activation
+    stages: list[Tensor] = field(default_factory=list)  # the rest is computed from these
     auxiliary: list[Tensor] = field(default_factory=list)
 
 

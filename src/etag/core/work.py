@@ -57,6 +57,7 @@ class Term:
     weight: float = 1.0
     student: Need = Need.NOTHING
     teacher: Need = Need.NOTHING
+    second_order: bool = False  # it differentiates a gradient
 
 
 @dataclass(frozen=True)

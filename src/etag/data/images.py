@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from etag.core.errors import EtagError
+from etag.core.scenario import ImageSet
 from etag.data.decode import Unreadable, decode
 
 
@@ -117,6 +118,56 @@ class FileImages:
             collate_fn=partial(_stack, self.side),
             generator=torch.Generator(),  # or it would draw from the global one
         )
+
+
+@dataclass(frozen=True)
+class MixedImages:
+    """Some rows of several sets of different kinds, such as files and exemplars in memory, as one set."""
+
+    sets: tuple[ImageSet, ...]
+    rows: Tensor  # counted over the sets, one after the other
+
+    @classmethod
+    def of(cls, *sets: ImageSet) -> Self:
+        """All images of the sets."""
+        return cls(sets, torch.arange(sum(map(len, sets))))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of each image."""
+        return torch.cat([part.labels for part in self.sets])[self.rows]
+
+    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The images of each list of rows, in order: every set reads ahead its own rows of them."""
+        wanted = [self.rows[rows] for rows in batches]
+        start, masks, reading = 0, [], []
+        for part in self.sets:
+            masks.append([(rows >= start) & (rows < start + len(part)) for rows in wanted])
+            reading.append(part.batches([rows[own] - start for rows, own in zip(wanted, masks[-1], strict=True)]))
+            start += len(part)
+        for rows, own, pieces in zip(wanted, zip(*masks, strict=True), zip(*reading, strict=True), strict=True):
+            pixels = pieces[0].new_empty(len(rows), *pieces[0].shape[1:])
+            for mask, piece in zip(own, pieces, strict=True):
+                pixels[mask] = piece
+            yield pixels
+
+    def select(self, rows: Tensor) -> Self:
+        """A set of these rows only."""
+        return replace(self, rows=self.rows[rows])
+
+    def join(self, others: list[Self]) -> Self:
+        """One set of this and the others, in order."""
+        return type(self).of(self, *others)
+
+
+def together(first: ImageSet, second: ImageSet) -> ImageSet:
+    """One set of two, whatever their kinds."""
+    if isinstance(first, MemoryImages) and isinstance(second, MemoryImages):
+        return first.join([second])
+    return MixedImages.of(first, second)
 
 
 class _Files(Dataset[Tensor | str]):

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from etag.core.errors import EtagError
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,26 @@ class Views:
 
     name: str
     transforms: tuple[Callable[[Tensor], Tensor], ...]
+    channels: int | None = None  # that an image must have
+    divisor: int = 1  # of an image's side
 
     @property
     def count(self) -> int:
         """How many views an image has."""
         return len(self.transforms)
+
+    def check(self, channels: int, size: int) -> None:
+        """Refuse images that these views can not be made of."""
+        if self.channels not in (None, channels):
+            raise EtagError(
+                f"the view '{self.name}' needs images of {self.channels} channels, these have {channels}: choose "
+                "another embedding.views."
+            )
+        if size % self.divisor:
+            raise EtagError(
+                f"the view '{self.name}' cuts a side into {self.divisor} parts, which {size} pixels do not allow: "
+                f"set data.size={size + self.divisor - size % self.divisor}, or another embedding.views."
+            )
 
     def of(self, images: Tensor) -> Tensor:
         """All views of a batch of images."""
@@ -37,5 +56,26 @@ def _quarter_turns(turns: int) -> Callable[[Tensor], Tensor]:
     return lambda images: images.rot90(turns, dims=(2, 3))
 
 
+def _tiles(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """Tile i of the 2 x 2 is the one that was at order[i]."""
+
+    def view(images: Tensor) -> Tensor:
+        tiles = [tile for half in images.chunk(2, dim=2) for tile in half.chunk(2, dim=3)]
+        upper, lower = ([tiles[i] for i in row] for row in (order[:2], order[2:]))
+        return torch.cat([torch.cat(upper, dim=3), torch.cat(lower, dim=3)], dim=2)
+
+    return view
+
+
+def _channels(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    return lambda images: images[:, list(order)]
+
+
 IDENTITY = Views("none", (lambda images: images,))
 ROTATIONS = Views("rotation", tuple(_quarter_turns(turns) for turns in range(4)))
+# of the 24 orders of four tiles, four of which no two have a tile in the same place
+JIGSAW = Views("jigsaw", tuple(map(_tiles, [(0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0)])), divisor=2)
+COLOURS = Views("colour", tuple(map(_channels, permutations(range(3)))), channels=3)
+
+ViewsName = Literal["none", "rotation", "jigsaw", "colour"]
+VIEWS: dict[str, Views] = {views.name: views for views in (IDENTITY, ROTATIONS, JIGSAW, COLOURS)}

@@ -13,6 +13,8 @@ def rate_factor(training: TrainOptions, step: int, steps_per_epoch: int, steps: 
     match training.schedule:
         case "step":
             return float(training.decay ** (step // steps_per_epoch // training.decay_every))
+        case "milestones":
+            return float(training.decay ** sum(step // steps_per_epoch >= epoch for epoch in training.milestones))
         case "cosine":
             return 0.5 * (1 + math.cos(math.pi * step / steps))
         case "onecycle":

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from etag.core.outputs import Need, Outputs, Predictor, needed
+from etag.core.outputs import Outputs, Predictor
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import Batch, Sweep
 from etag.data.batches import ImageBatches
 from etag.data.preprocess import Preprocess
+from etag.models.solver import Features, Solver
 
 BATCH = 512
 
@@ -34,18 +35,6 @@ class _Answers(nn.Module):
         return {"label": batch.labels, "answer": scores.argmax(1), "within": within}
 
 
-class _Features(nn.Module):
-    """Per image: its label and the solver's feature."""
-
-    def __init__(self, solver: nn.Module) -> None:
-        super().__init__()
-        self.solver = solver
-
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        outputs: Outputs = self.solver(batch.inputs, Need.FEATURE)
-        return {"label": batch.labels, "feature": needed(outputs.feature)}
-
-
 def _test_batches(images: ImageSet, preprocess: Preprocess, placement: Placement) -> ImageBatches:
     stream = Stream.root(0)  # nothing is drawn
     return ImageBatches(images, preprocess, BATCH, stream, placement, augment=False, shuffle=False)
@@ -65,9 +54,9 @@ def answers_sweep(
     return Sweep("evaluation", module, _test_batches(first.join(later), preprocess, placement))
 
 
-def features_sweep(images: ImageSet, solver: nn.Module, preprocess: Preprocess, placement: Placement) -> Sweep:
+def features_sweep(images: ImageSet, solver: Solver, preprocess: Preprocess, placement: Placement) -> Sweep:
     """Features of test images, for the picture of the embedding."""
-    return Sweep("embedding", _Features(solver), _test_batches(images, preprocess, placement))
+    return Sweep("embedding", Features(solver), _test_batches(images, preprocess, placement))
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator
 
 from etag.core.errors import EtagError
-from etag.core.options import Options, RuntimeOptions, TrainOptions
+from etag.core.options import Options, RuntimeOptions, TrainOptions, merge
 from etag.data.source import SOURCES, DataOptions
 from etag.experiments import plugins, recipes, yaml
-from etag.methods.base import METHODS, MethodOptions
+from etag.methods.base import MethodOptions
+from etag.methods.registry import METHODS, lineage
 from etag.models.backbone import BACKBONES, ModelOptions
 
 
@@ -43,7 +44,8 @@ def resolve(
     """Put a configuration together.
 
     `given` holds values by dotted key; `settings` are KEY=VALUE texts. Without a recipe, the one named after the
-    data source is taken, if there is one. A recipe's `methods` section holds options for single methods.
+    data source is taken, if there is one. A recipe's `methods` section holds, for single methods, what shall
+    be otherwise in the rest of it; what is said there of a method is said of its variants too (of ewc: of eewc).
     """
     asked: dict[str, Any] = {}
     for key, value in [*(given or {}).items(), *map(_setting, settings)]:
@@ -55,11 +57,10 @@ def resolve(
         if isinstance(content.get(key), str):
             content[key] = {"name": content[key]}
     per_method = content.pop("methods", {})
-    merged = recipes.merge(content, asked)
-    method = merged.setdefault("method", {})
-    name = method.setdefault("name", "etag")
-    merged["method"] = recipes.merge(recipes.merge(per_method.get(name, {}), content.get("method", {})), method)
-    return validate(merged)
+    name = merge(content, asked).get("method", {}).get("name", "etag")
+    for known in lineage(METHODS[name]):
+        content = merge(content, per_method.get(known, {}))
+    return validate(merge(merge(content, asked), {"method": {"name": name}}))
 
 
 def _source_named(data: dict[str, Any]) -> str:
@@ -101,24 +102,36 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _explain(error: Any, values: dict[str, Any]) -> str:
     path = [str(part) for part in error["loc"]]
-    key = ".".join(path)
+    _, written = _walk(path, values)
+    key = ".".join(written)
     if error["type"] == "extra_forbidden":
-        allowed = sorted(_group(path[:-1], values).model_fields)
+        group, _ = _walk(path[:-1], values)
+        allowed = sorted(group.model_fields)
         near = get_close_matches(path[-1], allowed, n=1)
         hint = f"did you mean '{near[0]}'? Allowed" if near else "allowed"
         return f"unknown option '{key}': {hint} are {', '.join(allowed)}"
     message = error["msg"].removeprefix("Value error, ")
-    return f"option '{key}' can not be {error['input']!r}: {message[0].lower()}{message[1:]}"
+    given = ":" if isinstance(error["input"], dict) else f" can not be {error['input']!r}:"
+    return f"option '{key}'{given} {message[0].lower()}{message[1:]}"
 
 
-def _group(path: list[str], values: dict[str, Any]) -> type[BaseModel]:
-    """The option group at a path."""
+def _walk(path: list[str], values: dict[str, Any]) -> tuple[type[BaseModel], list[str]]:
+    """The option group at a path, and the path as one writes it: pydantic puts in the kind of a group that may be of
+    several kinds."""
     group: type[BaseModel] = RunConfig
+    kinds: dict[str, type[BaseModel]] = {}
+    written = []
     for part in path:
-        if part == "method" and group is RunConfig:
+        if part in kinds:
+            group = kinds[part]
+            continue
+        written.append(part)
+        if group is RunConfig and part == "method":
             group = METHODS[values["method"]["name"]].Options
-        else:
+        elif part in group.model_fields:
             annotation = group.model_fields[part].annotation
-            assert isinstance(annotation, type)
-            group = annotation
-    return group
+            members = [kind for kind in get_args(annotation) or (annotation,) if isinstance(kind, type)]
+            groups = [kind for kind in members if issubclass(kind, BaseModel)]
+            kinds = {kind.model_fields["kind"].default: kind for kind in groups if "kind" in kind.model_fields}
+            group = groups[0] if groups else group
+    return group, written

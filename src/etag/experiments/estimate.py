@@ -64,6 +64,7 @@ def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     kind = {"channels": scenario.channels, "classes": len(scenario.classes)}
     method = create_method(config, runtime.placement, preprocess, **kind)
+    method.check(scenario.classes_per_task)
     costs: list[_Cost] = []
     for task, images in zip(scenario, scenario.images_given(method.card.all_data), strict=True):
         if task.index < 2:  # later tasks cost what the second does, image for image

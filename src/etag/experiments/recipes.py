@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from etag.core.errors import EtagError, choose
+from etag.core.options import merge
 from etag.experiments import yaml
 
 
@@ -57,12 +58,3 @@ def _read(path: Path) -> dict[str, Any]:
             raise EtagError(f"{path} extends '{name}', but {other} does not exist.")
         merged = merge(merged, _read(other))
     return merge(merged, content)
-
-
-def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
-    """Upper values win; mappings are merged, anything else is replaced."""
-    merged = dict(lower)
-    for key, value in upper.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
-    return merged

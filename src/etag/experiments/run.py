@@ -57,6 +57,7 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     placement = runtime.placement
     method = create_method(config, placement, preprocess, channels=scenario.channels, classes=len(scenario.classes))
+    method.check(scenario.classes_per_task)
     directory = RunDirectory(out)
     fresh = restart or not directory.progress.is_file()
     if fresh and (loaded := method.load_weights()):  # before anything is replaced: they may not fit
@@ -90,8 +91,8 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
         features = engine.sweep(features_sweep(shown, method.solver, preprocess, placement))
     if runtime.leader:
         metrics = record.metrics(scenario) | _identity(config) | _sizes(method, scenario)
-        points = tsne(features["feature"], config.seed) if len(shown) >= 4 else []
-        directory.write_json(directory.embedding, {"points": points, "labels": features["label"].tolist()})
+        points = tsne(features["features"], config.seed) if len(shown) >= 4 else []
+        directory.write_json(directory.embedding, {"points": points, "labels": features["labels"].tolist()})
         directory.save_model(method, config, scenario.classes)
         directory.finish(metrics)
 

@@ -17,7 +17,8 @@ from etag.data.preprocess import Preprocess
 from etag.experiments import yaml
 from etag.experiments.config import RunConfig, validate
 from etag.experiments.record import Record
-from etag.methods.base import METHODS, Context, Method
+from etag.methods.base import Context, Method
+from etag.methods.registry import METHODS
 
 FORMAT = 1
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError)  # what damaged files raise

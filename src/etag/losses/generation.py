@@ -27,19 +27,36 @@ def squared_error(made: Tensor, wanted: Tensor, half: bool = True, per_row: bool
     return error * ((0.5 if half else 1.0) / (len(made) if per_row else 1))
 
 
-def new_weights(ratio: float = 0.0, normalise: bool = False, guide_old: bool = False) -> dict[str, float]:
-    """Weights within Eq. (6), `eq:6`; `guide` is its third line, the cross-entropy of the frozen classifier.
+def generator_weights(
+    lambda_vae: float, ratio: float = 0.0, guidance: bool = True, normalise: bool = False, guide_old: bool = False
+) -> dict[str, float]:
+    """Eq. (10), `eq:11`: the generator's objective. At the base task the ratio of old to new classes is 0: Eq. (6).
 
-    With the ratio of old to new classes, the release divides it by 1 + ratio (`normalise`) and guides what is made
-    of old classes as well (`guide_old`); at the base task the ratio is 0.
+    `guide` is the third line of Eq. (6), the cross-entropy of the frozen classifier; without `guidance` the generator
+    is trained as any conditional VAE. The release divides it by 1 + ratio (`normalise`) and guides what is made of
+    old classes as well (`guide_old`). `match` is Eq. (7).
     """
     share = 1 / (1 + ratio)
-    guide = {"guide": share if normalise else 1.0, "guide_old": (1 - share) * guide_old}
-    return {"kl": 1.0, "recon": 1.0, **guide, "match": 0.0}
+    guide, old = (share if normalise else 1.0), (1 - share) * guide_old
+    return {
+        "kl": 1.0,
+        "recon": 1.0,
+        "guide": guide * guidance,
+        "guide_old": old * guidance,
+        "match": lambda_vae if ratio else 0.0,
+    }
 
 
-def generator_weights(
-    lambda_vae: float, ratio: float, normalise: bool = False, guide_old: bool = False
-) -> dict[str, float]:
-    """Eq. (10), `eq:11`: the generator's objective at later tasks; `match` is Eq. (7)."""
-    return new_weights(ratio, normalise, guide_old) | {"match": lambda_vae}
+def critic_loss(real: Tensor, made: Tensor) -> Tensor:
+    """Wasserstein critic: what it says of made features less what it says of real ones."""
+    return made.mean() - real.mean()
+
+
+def gradient_penalty(says: Tensor, at: Tensor) -> Tensor:
+    """WGAN-GP (Gulrajani et al., 2017): how far the critic's gradient at points between real and made is from 1.
+
+    `says` was computed from `at`. Takes second-order gradients.
+    """
+    (gradient,) = torch.autograd.grad(says.sum(), at, create_graph=True)
+    norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
+    return (norms - 1).square().mean()

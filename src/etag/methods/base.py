@@ -1,46 +1,77 @@
 """What every method shares. A method is what is done per task; it yields phases and sweeps to the engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from etag.core.errors import EtagError
-from etag.core.options import Options, TrainOptions
+from etag.core.options import Options, TrainOptions, merge
 from etag.core.outputs import Predictor
 from etag.core.random import Placement, Stream
-from etag.core.registry import Registry
-from etag.core.scenario import Task
-from etag.core.work import Phase, Plan, Player, Term
+from etag.core.scenario import ImageSet, Task
+from etag.core.work import Phase, Plan, Player, Sweep, Term
 from etag.data.batches import ImageBatches
 from etag.data.preprocess import Preprocess
 from etag.data.views import IDENTITY, Views
+from etag.methods.parts.classification import Scope, classification
+from etag.methods.parts.embedding import EmbeddingDistillation, EmbeddingOptions, Growth
+from etag.methods.parts.memory import ExemplarMemory, ExemplarOptions
 from etag.methods.parts.objective import SolverObjective
 from etag.models.backbone import ModelOptions
-from etag.models.solver import LinearPredictor, Teacher, build_solver
+from etag.models.heads import CosineHead, LinearHead
+from etag.models.predictors import LinearPredictor, MultiHeadPredictor
+from etag.models.solver import Features, Teacher, build_solver
 from etag.models.weights import WeightsReport, load_weights
-
-Growth = Literal["growing", "base", "fixed"]
 
 
 class MethodOptions(Options):
     """Options of every method."""
 
+    preset: ClassVar[dict[str, Any]] = {}  # other defaults, of single options inside groups too
+
     name: str
     batch_norm: Literal["train", "frozen"] = Field(
         "train", description="BatchNorm statistics after the base task: follow the data, or stay"
     )
-    head: Literal["growing", "fixed"] = Field(
+    head: Literal["growing", "fixed", "multi", "cosine", "proxies"] = Field(
         "growing",
-        description="outputs (and a generator's classes) are added task by task, or all are there from the start",
+        description="growing: outputs (and a generator's classes) are added task by task; fixed: all are there from "
+        "the start; multi: a head a task, each trained alone; cosine, proxies: scaled similarities, growing",
     )
     argmax: Literal["seen", "all"] = Field(
         "seen",
         description="outputs that compete when predicting: of the classes seen, or of a fixed head all",
+    )
+    embedding: EmbeddingOptions | None = Field(
+        None,
+        description="embedding distillation beside the method's own terms; the prefix e of a name switches it on",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upon_preset(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if values.get("exemplars") and "exemplars" not in cls.model_fields:
+            raise ValueError(
+                f"{values.get('name')} keeps no exemplars: leave them out, or choose il2m, lucir or podnet"
+            )
+        return merge(cls.preset, values)
+
+
+class MultiHeadOptions(MethodOptions):
+    """Options of methods whose tasks have a head each."""
+
+    head: Literal["multi", "growing"] = "multi"
+    answer: Literal["probability", "logit"] = Field(
+        "probability",
+        description="with head=multi: the highest probability over the heads' own softmaxes (the paper), or the "
+        "highest logit of all heads (FACIL)",
     )
 
 
@@ -50,7 +81,8 @@ class Card:
 
     summary: str
     source: str  # where it comes from
-    stores: str  # what it keeps from task to task
+    stores: str  # what it keeps from task to task, and how that grows
+    head: str = "linear, growing"
     all_data: bool = False  # sees the images of all tasks again: an oracle
     exemplars: bool = False
     generator: str | None = None
@@ -71,17 +103,41 @@ class Context:
 
 
 class Method(ABC):
-    """Base of all methods: a solver with a growing linear head, and the previous solver as teacher."""
+    """Base of all methods: a solver with a growing head, the previous solver as teacher, exemplars if it has any, and
+    embedding distillation if that is asked for."""
 
     card: ClassVar[Card]
+    name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
+    outputs_per_class: ClassVar[int] = 1  # of the head
+    views: Views = IDENTITY  # that its own terms look at
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options, self.context = options, context
         self.teacher: Teacher | None = None
+        self.embedding = None if options.embedding is None else EmbeddingDistillation(options.embedding)
+        if self.embedding is not None:
+            self._share_views(self.embedding)
         self.rebuild([])
 
+    def _share_views(self, embedding: EmbeddingDistillation) -> None:
+        if self.views not in (IDENTITY, embedding.views):
+            raise EtagError(
+                f"embedding.views={embedding.views.name} does not go with {self.options.name}, whose own views are "
+                f"{self.views.name}: an image has one set of views."
+            )
+        embedding.views.check(self.context.channels, self.context.size)
+        self.views = embedding.views
+
     # -- structure: changes in begin_task only ------------------------------------------------------------------
+
+    def check(self, task_sizes: Sequence[int]) -> None:
+        """Before anything is trained: refuse tasks of these sizes if the method can not learn them."""
+        if self.options.head == "multi" and min(task_sizes) == 1:
+            raise EtagError(
+                f"{self.options.name} has a head for each task, and a head for one class alone is always sure: "
+                "choose a split whose tasks have two classes or more, or method.head=growing."
+            )
 
     def rebuild(self, task_sizes: Sequence[int]) -> None:
         """New networks, as they are after `begin_task` of tasks with so many classes, but untrained."""
@@ -92,9 +148,25 @@ class Method(ABC):
         self.place()
 
     def build(self, stream: Stream) -> None:
-        """The networks as they are before the first task."""
+        """The networks as they are before the first task, and empty memories."""
         c = self.context
-        self.solver = build_solver(c.model, c.channels, c.size, stream)
+        self.solver = build_solver(c.model, c.channels, c.size, stream, self.new_head, self.signed)
+        if self.embedding is not None:
+            self.embedding.build(self.solver, stream)
+        exemplars: ExemplarOptions | None = getattr(self.options, "exemplars", None)
+        self.memory = None if exemplars is None else ExemplarMemory(exemplars)
+
+    def new_head(self, features: int) -> LinearHead:
+        """A head without outputs."""
+        model = self.context.model
+        if self.options.head == "cosine":
+            return CosineHead(features, model.head_scale)
+        return LinearHead(features, model.head_bias)
+
+    @property
+    def signed(self) -> bool:
+        """Whether features go without the last activation, for a head that makes use of both signs."""
+        return self.options.head in ("cosine", "proxies")
 
     def load_weights(self) -> WeightsReport | None:
         """Before the first task: let the backbone begin with `model.weights`, if that is set.
@@ -114,8 +186,11 @@ class Method(ABC):
     def grow(self, classes: int) -> None:
         """Make room for new classes in everything that must know them."""
         self.task_sizes.append(classes)
-        if room := self.room_for(classes, self.options.head):
-            self.solver.head.grow(room, self.stream("grow").generator("head"))
+        stream = self.stream("grow")
+        if room := self.room_for(classes, "fixed" if self.options.head == "fixed" else "growing"):
+            self.solver.head.grow(room * self.outputs_per_class, stream.generator("head"))
+        if self.embedding is not None:
+            self.embedding.grow(self.solver, self.room_for(classes, self.embedding.growth), stream)
 
     def room_for(self, classes: int, growth: Growth) -> int:
         """Classes that a head gets room for now: those that arrive; only the base ones; all at the base task."""
@@ -125,10 +200,12 @@ class Method(ABC):
         return at_base if len(self.task_sizes) == 1 else 0
 
     def place(self) -> None:
-        """Put every network on the device, convolutions in channels_last order."""
+        """Put everything that is kept on the device, convolutions in channels_last order."""
         for module in self.parts().values():
             module.to(self.context.placement.device)
-            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for parameter in module.parameters():
+                if parameter.ndim == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
     # -- work -----------------------------------------------------------------------------------------------------
 
@@ -139,31 +216,83 @@ class Method(ABC):
     def end_task(self, task: Task) -> None:  # noqa: B027 (most methods have nothing to do here)
         """After the last phase."""
 
-    def solver_phase(self, task: Task, terms: Sequence[Term], views: Views = IDENTITY) -> Phase:
-        """Train the solver, as far as the terms make use of it, on their sum."""
-        c, stream = self.context, self.stream("solver")
-        training = c.train.for_task(task.index)
+    def classification(self, task: Task, scope: Scope | None = None, weight: float = 1.0) -> Term:
+        """Cross-entropy over all classes seen; with a head for each task, over the new head alone."""
+        return classification(task, scope or ("new" if self.options.head == "multi" else "seen"), weight)
+
+    def solver_phase(self, task: Task, terms: Sequence[Term], *, old_classes: bool | None = None) -> Phase:
+        """Train the solver, as far as the terms make use of it, on their sum: on the images of the task, and on those
+        that are kept. Embedding distillation adds its own terms.
+
+        `old_classes` is whether the head's parameters for old classes learn; by default they do, unless each task has
+        a head of its own.
+        """
+        training = self.context.train.for_task(task.index)
         task, held_out = task.holding_out(training.validation)
-        objective = SolverObjective(self.solver, self.teacher, terms, views)
-        size, drop_last = training.batch_size, training.drop_last
-        batches = ImageBatches(task.train, c.preprocess, size, stream, c.placement, drop_last=drop_last)
-        batch_norm: Literal["train", "frozen"] = "train" if task.index == 0 else self.options.batch_norm
+        added = [] if self.embedding is None else self.embedding.terms(task, self.solver)
+        objective = SolverObjective(self.solver, self.teacher, [*terms, *added], self.views)
+        if old_classes is None:
+            old_classes = self.options.head != "multi"
+        return self._phase(
+            "solver",
+            task.train if self.memory is None else self.memory.joined_to(task.train),
+            objective,
+            self.solver.used_for(objective.need, old_classes),
+            training,
+            "train" if task.index == 0 else self.options.batch_norm,
+            held_out,
+        )
+
+    def balanced_phase(self, terms: Sequence[Term], training: TrainOptions) -> Phase:
+        """Train the head alone, old classes too, on what is kept of all classes: equally much of each."""
+        assert self.memory is not None
+        objective = SolverObjective(self.solver, self.teacher, terms, IDENTITY)
+        head = list(self.solver.head.parameters())
+        return self._phase("balanced", self.memory.images, objective, head, training, "frozen")
+
+    def _phase(
+        self,
+        name: str,
+        images: ImageSet,
+        objective: SolverObjective,
+        parameters: list[nn.Parameter],
+        training: TrainOptions,
+        batch_norm: Literal["train", "frozen"],
+        held_out: ImageSet | None = None,
+    ) -> Phase:
+        c, stream, size = self.context, self.stream(name), training.batch_size
+        batches = ImageBatches(images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last)
         if batch_norm == "train" and batches.smallest == 1:
             raise EtagError(
                 "a batch of one image can not train BatchNorm: give each task at least two images, and choose a "
                 "train.batch_size that does not leave one over."
             )
         return Phase(
-            name="solver",
+            name=name,
             module=objective,
             batches=batches,
-            players=(Player(self.solver.used_for(objective.need)),),
+            players=(Player(parameters),),
             training=training,
             batch_norm=batch_norm,
             validation=None
             if held_out is None
             else ImageBatches(held_out, c.preprocess, 4 * size, stream, c.placement, augment=False, shuffle=False),
         )
+
+    def features_sweep(self, name: str, images: ImageSet, augmented_passes: int = 0) -> Sweep:
+        """The solver's features of images as they are, or of augmented ones, in the order of the data."""
+        c, size = self.context, 4 * self.context.train.batch_size
+        augment = augmented_passes > 0
+        batches = ImageBatches(
+            images, c.preprocess, size, self.stream(name), c.placement, augment=augment, shuffle=False
+        )
+        return Sweep(name, Features(self.solver), batches, epochs=max(1, augmented_passes))
+
+    def remember(self, task: Task) -> Plan:
+        """Keep exemplars of the task's classes, if the method keeps any."""
+        if self.memory is not None:
+            found = yield self.features_sweep("exemplars", task.train)
+            self.memory.add(task, found["features"], self.stream("exemplars").generator("selection"))
 
     def stream(self, *purpose: str | int) -> Stream:
         """Randomness of the current task, by purpose."""
@@ -178,23 +307,12 @@ class Method(ABC):
 
     def predictor(self) -> Predictor:
         """How the solver's outputs become answers."""
-        return LinearPredictor(self.seen if self.options.argmax == "seen" else self.solver.head.outputs)
+        if self.options.head == "multi" and self.options.answer == "probability":
+            return MultiHeadPredictor(self.task_sizes)
+        every = self.outputs_per_class
+        classes = self.seen if self.options.argmax == "seen" else self.solver.head.outputs // every
+        return LinearPredictor(classes, every)
 
     def parts(self) -> dict[str, nn.Module]:
-        """The networks that are kept from task to task, by role."""
-        return {"solver": self.solver}
-
-
-METHODS: Registry[type[Method]] = Registry("method", "etag.methods")
-C = TypeVar("C", bound=type[Method])
-
-
-def method(name: str, card: Card) -> Callable[[C], C]:
-    """Decorator: register a method under its name."""
-
-    def register(cls: C) -> C:
-        cls.card = card
-        METHODS.add(name)(cls)
-        return cls
-
-    return register
+        """What is kept from task to task, by role."""
+        return {"solver": self.solver} | ({} if self.memory is None else {"exemplars": self.memory})

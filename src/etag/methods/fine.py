@@ -1,15 +1,32 @@
 """Fine-tuning: learn each task and do nothing about the old ones."""
 
+from typing import Literal
+
+from pydantic import Field
+
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Card, Method, method
-from etag.methods.parts.classification import classification
+from etag.methods.base import Card, Method, MultiHeadOptions
+from etag.methods.parts.memory import ExemplarOptions
+from etag.methods.registry import method
 
 
-@method("fine", Card("fine-tuning: the lower reference", "naive baseline", "solver"))
+class FineOptions(MultiHeadOptions):
+    """The bare form of what other methods build on."""
+
+    head: Literal["growing", "fixed", "multi", "cosine"] = "growing"  # type: ignore[assignment]
+    exemplars: ExemplarOptions | None = Field(None, description="keep some images and train on them too")
+
+
+@method("fine", Card("fine-tuning: the lower reference", "naive baseline", "solver; a row per class in the head"))
 class Fine(Method):
     """Cross-entropy on the task at hand over all classes seen so far."""
 
+    Options = FineOptions
+
     def phases(self, task: Task) -> Plan:
-        """One."""
-        yield self.solver_phase(task, [classification(task)])
+        """One, and a look for exemplars if any are kept."""
+        yield self.solver_phase(
+            task, [self.classification(task)], old_classes=self.options.head not in ("multi", "cosine")
+        )
+        yield from self.remember(task)

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Card, Method, MethodOptions, method
-from etag.methods.parts.classification import classification
+from etag.methods.base import Card, Method, MethodOptions
+from etag.methods.registry import method
 
 
 class JointOptions(MethodOptions):
@@ -30,4 +30,4 @@ class Joint(Method):
 
     def phases(self, task: Task) -> Plan:
         """One."""
-        yield self.solver_phase(task, [classification(task)])
+        yield self.solver_phase(task, [self.classification(task)])

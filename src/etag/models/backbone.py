@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from etag.core.options import Options
 from etag.core.registry import Registry
+from etag.models.modules import Modules
 
 
 class ModelOptions(Options):
@@ -24,6 +25,7 @@ class ModelOptions(Options):
         "reduces it; auto takes the latter above 64 pixels",
     )
     head_bias: bool = Field(True, description="bias in the linear head; the paper shows none but counts it")
+    head_scale: PositiveFloat = Field(1.0, description="what the learnt scale of cosine and proxy heads begins with")
     weights: str | None = Field(
         None,
         description="file the backbone begins with: safetensors or a PyTorch state dict, with our names or, for "
@@ -38,16 +40,18 @@ class ModelOptions(Options):
 class Backbone(nn.Module, ABC):
     """A feature extractor in L stages; `stages[0]` begins with the stem.
 
-    Its features are not negative: the generator that makes them again ends in a ReLU.
+    A stage's last layer is its activation and nothing else, so that its map can be had before it. Features are not
+    negative (the generator that makes them again ends in a ReLU), unless a solver leaves the last activation out.
     """
 
-    stages: nn.ModuleList
+    stages: Modules[nn.Sequential]
     feature_size: int
     smallest: int  # side of the smallest image: so much is the side reduced from the image to the last map
     imagenet = False  # whether it has the stem for large images
+    has_maps = True  # whether stages end in maps, or in plain features
 
     @abstractmethod
-    def new_stage(self, number: int) -> nn.Module:
+    def new_stage(self, number: int) -> nn.Sequential:
         """Stage `number` (2 .. L) once more; L + 1 is one of the last's kind behind the last, at the same side."""
 
     def branch(self, stage: int) -> nn.Module:

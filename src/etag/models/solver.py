@@ -1,5 +1,7 @@
 """The solver: a staged backbone with a head, and auxiliary classifiers while it is trained."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Generic, Self, TypeVar
 
@@ -9,10 +11,11 @@ from torch import Tensor, nn
 from etag.core.errors import EtagError
 from etag.core.outputs import Need, Outputs, needed
 from etag.core.random import Stream
+from etag.core.work import Batch
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.heads import LinearHead
 from etag.models.initial import build
-from etag.models.modules import Modules
+from etag.models.modules import Modules, follows_data, untracked
 
 
 class Auxiliary(nn.Module):
@@ -32,10 +35,13 @@ class Auxiliary(nn.Module):
 class Solver(nn.Module):
     """What is trained to classify."""
 
-    def __init__(self, backbone: Backbone, head: LinearHead) -> None:
+    def __init__(self, backbone: Backbone, head: LinearHead, signed: bool = False) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
+        self.signed = signed  # features without the last activation: cosines make use of both signs
         self.auxiliaries: Modules[Auxiliary] = Modules()
+        # whether the backbone's BatchNorm follows the auxiliaries' views too, or the images themselves only
+        self.views_in_statistics = False
 
     def add_auxiliaries(self, count: int, stream: Stream) -> None:
         """An auxiliary classifier, still without outputs, behind each of the first `count` stages."""
@@ -43,10 +49,11 @@ class Solver(nn.Module):
             branch = build(lambda stage=stage: self.backbone.branch(stage), stream.generator("branch", stage))  # type: ignore[misc]
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
 
-    def used_for(self, need: Need) -> list[nn.Parameter]:
-        """The parameters that what is needed is computed from."""
-        parts = [self.backbone, self.head, *self._auxiliaries_for(need)]
-        return [parameter for part in parts for parameter in part.parameters()]
+    def used_for(self, need: Need, old_classes: bool = True) -> list[nn.Parameter]:
+        """The parameters that what is needed is computed from; the head's of old classes only if they shall learn."""
+        parts = [self.backbone, *self._auxiliaries_for(need)]
+        head = list(self.head.parameters()) if old_classes else self.head.trained_with_new
+        return [*(parameter for part in parts for parameter in part.parameters()), *head]
 
     def _auxiliaries_for(self, need: Need) -> list[Auxiliary]:
         return list(self.auxiliaries) if need & Need.AUXILIARY else []
@@ -59,27 +66,96 @@ class Solver(nn.Module):
         """
         outputs = Outputs()
         auxiliaries = self._auxiliaries_for(need)
-        stages = self.backbone.stages
-        x = images
-        for number, stage in enumerate(stages, start=1):
-            if number == len(stages):
-                if not need & ~Need.AUXILIARY and len(auxiliaries) < number:
+        rows = _Rows(images, views, apart=self._apart(need))
+        last = len(self.backbone.stages)
+        for number, stage in enumerate(self.backbone.stages, start=1):
+            if number == last and len(auxiliaries) < number:
+                if not need & ~Need.AUXILIARY:
                     return outputs
-                if not need & Need.VIEW_FEATURES and len(auxiliaries) < number:
-                    x, views = x[::views], 1
-            x = stage(x)
+                if not need & Need.VIEW_FEATURES:
+                    rows.keep_images()
+            signed = self.signed and number == last
+            if need & Need.STAGES or signed:
+                *layers, activation = stage
+                rows.through(nn.Sequential(*layers))
+                if need & Need.STAGES:
+                    outputs.raw_stages.append(rows.images)
+                if not signed:
+                    rows.through(activation)
+            else:
+                rows.through(stage)
             if need & Need.STAGES:
-                outputs.stages.append(x[::views])
+                outputs.stages.append(rows.images)
             if number <= len(auxiliaries):
-                outputs.auxiliary.append(auxiliaries[number - 1](x))
-        features = self.backbone.pool(x)
+                outputs.auxiliary.append(auxiliaries[number - 1](rows.all))
         if need & Need.VIEW_FEATURES:
-            outputs.view_features = features
+            outputs.view_features = self.backbone.pool(rows.all)
+        feature = self.backbone.pool(rows.images)
         if need & Need.FEATURE:
-            outputs.feature = features[::views]
+            outputs.feature = feature
         if need & Need.LOGITS:
-            outputs.logits = self.head(features[::views])
+            outputs.logits = self.head(feature)
         return outputs
+
+    def _apart(self, need: Need) -> bool:
+        """Whether the images pass apart from their other views.
+
+        They must where BatchNorm is trained and the views are only there for the auxiliaries: what these need shall
+        not change what the head learns from. And they do where maps are asked for, so that the rest is computed from
+        those very maps.
+        """
+        if need & Need.STAGES:
+            return True
+        return not self.views_in_statistics and not need & Need.VIEW_FEATURES and follows_data(self.backbone)
+
+    def classify(self, maps: Tensor, stage: int) -> Tensor:
+        """Logits from the map of a stage (1 .. L), after its activation."""
+        for later in list(self.backbone.stages)[stage:]:
+            maps = later(maps)
+        logits: Tensor = self.head(self.backbone.pool(maps))
+        return logits
+
+
+class _Rows:
+    """Images and their other views on their way through the stages, in one tensor or apart."""
+
+    def __init__(self, images: Tensor, views: int, apart: bool) -> None:
+        self._views = views
+        self._groups = [images]
+        if apart and views > 1:
+            grid = images.view(-1, views, *images.shape[1:])
+            self._groups = [_channels_last(grid[:, 0]), _channels_last(grid[:, 1:].flatten(0, 1))]
+
+    def through(self, layers: nn.Module) -> None:
+        """All of them pass; the statistics of other views are not taken note of where they are apart."""
+        first, *others = self._groups
+        self._groups = [layers(first)]
+        for other in others:
+            with untracked(layers) if follows_data(layers) else nullcontext():
+                self._groups.append(layers(other))
+
+    def keep_images(self) -> None:
+        """Leave the other views behind."""
+        self._groups, self._views = [self.images], 1
+
+    @property
+    def images(self) -> Tensor:
+        """The rows of the images themselves."""
+        return self._groups[0] if len(self._groups) == 2 or self._views == 1 else self._groups[0][:: self._views]
+
+    @property
+    def all(self) -> Tensor:
+        """All rows, image by image."""
+        if len(self._groups) == 1:
+            return self._groups[0]
+        images, others = self._groups
+        others = others.view(len(images), -1, *others.shape[1:])
+        grid = torch.cat([images.unsqueeze(1), others], dim=1)
+        return _channels_last(grid.flatten(0, 1))
+
+
+def _channels_last(maps: Tensor) -> Tensor:
+    return maps.contiguous(memory_format=torch.channels_last) if maps.ndim == 4 else maps
 
 
 N = TypeVar("N", bound=nn.Module)
@@ -111,22 +187,27 @@ class Teacher(Frozen[Solver]):
         return outputs
 
 
-class LinearPredictor(nn.Module):
-    """Softmax over the first `classes` outputs of the head."""
+class Features(nn.Module):
+    """What a sweep over features computes: the label and the feature of every image."""
 
-    need = Need.LOGITS
-
-    def __init__(self, classes: int) -> None:
+    def __init__(self, solver: Solver) -> None:
         super().__init__()
-        self.classes = classes
+        self.solver = solver
 
-    def forward(self, outputs: Outputs) -> Tensor:
-        """Probabilities, one row an image."""
-        return needed(outputs.logits)[:, : self.classes].softmax(1)
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """One row an image."""
+        return {"features": needed(self.solver(batch.inputs, Need.FEATURE).feature), "labels": batch.labels}
 
 
-def build_solver(options: ModelOptions, channels: int, size: int, stream: Stream) -> Solver:
-    """A solver with an empty head, for images of this many channels and pixels a side."""
+def build_solver(
+    options: ModelOptions,
+    channels: int,
+    size: int,
+    stream: Stream,
+    head: Callable[[int], LinearHead] | None = None,
+    signed: bool = False,
+) -> Solver:
+    """A solver with an empty head, linear if no other is given, for images of so many channels and pixels a side."""
 
     def make() -> Backbone:
         backbone = BACKBONES[options.backbone](options, channels, size)
@@ -140,4 +221,5 @@ def build_solver(options: ModelOptions, channels: int, size: int, stream: Stream
         return backbone
 
     backbone = build(make, stream.generator("backbone"))
-    return Solver(backbone, LinearHead(backbone.feature_size, options.head_bias))
+    make_head = head or (lambda features: LinearHead(features, options.head_bias))
+    return Solver(backbone, make_head(backbone.feature_size), signed)

@@ -10,7 +10,7 @@ from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
-from etag.methods.base import METHODS
+from etag.methods.registry import METHODS
 from etag.models.backbone import BACKBONES, ModelOptions
 from etag.models.solver import build_solver
 

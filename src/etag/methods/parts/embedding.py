@@ -1,25 +1,38 @@
-"""Embedding distillation: auxiliary classifiers behind the stages, trained on self-supervised views."""
+"""Embedding distillation: auxiliary classifiers behind the stages, on self-supervised views (Eqs. 2 and 4).
+
+Any method with a staged solver can have it: the prefix `e`, or the option `embedding`, adds its terms to the method's
+own solver phase, in the same pass.
+"""
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from etag.core.errors import EtagError
 from etag.core.options import Options
 from etag.core.outputs import Need
 from etag.core.random import Stream
+from etag.core.scenario import Task
 from etag.core.work import Step, Term
-from etag.data.views import ROTATIONS
+from etag.data.views import VIEWS, ViewsName
 from etag.losses.embedding import auxiliary_cross_entropy, auxiliary_divergence
-from etag.methods.base import Growth
+from etag.methods.parts.ratio import Ratio, class_ratio
 from etag.models.solver import Solver
+
+Growth = Literal["growing", "base", "fixed"]
 
 
 class EmbeddingOptions(Options):
     """Auxiliary classifiers and their distillation."""
 
+    weight: NonNegativeFloat = Field(1.0, description="factor on all it adds; 0 is the method without it")
     tau: PositiveFloat = Field(3.0, description="temperature of Eq. (4)")
+    lambda_kd: NonNegativeFloat | None = Field(
+        None, description="weight of Eq. (4) in Eq. (9); None is m_old / m_new"
+    )
+    ratio: Ratio = Field("exact", description="m_old / m_new, or the release's base // new + task - 1")
+    views: ViewsName = Field("rotation", description="the self-supervised task; `none` is the images alone")
     num_aux: PositiveInt | None = Field(
         None,
         description="auxiliaries trained at the base task; None is one for each stage but the last. "
@@ -30,24 +43,33 @@ class EmbeddingOptions(Options):
         description="new classes in the auxiliaries: none (they keep the base classes), ce (they grow and Eq. (2) "
         "is trained on new data too), fixed (the release: all outputs are declared and trained at the base task)",
     )
+    batch_norm: Literal["images", "views"] = Field(
+        "images",
+        description="whose statistics the backbone's BatchNorm follows in training: those of the images themselves, "
+        "as without the auxiliaries, or, as in the release, of all views",
+    )
 
 
 class EmbeddingDistillation:
-    """A part that any method with a staged solver can have."""
+    """The part: auxiliaries on a solver, and the terms they bring."""
 
     def __init__(self, options: EmbeddingOptions) -> None:
         self.options = options
-        self.views = ROTATIONS
+        self.views = VIEWS[options.views]
 
     def build(self, solver: Solver, stream: Stream) -> None:
         """Put the auxiliaries in place, still without outputs."""
         stages = len(solver.backbone.stages)
         if stages < 2:
-            raise EtagError("embedding distillation needs a backbone of at least two stages; this one has one.")
+            raise EtagError(
+                "embedding distillation needs a backbone of at least two stages, this one has one: choose another "
+                "model.backbone, or the method without it."
+            )
         count = self.options.num_aux or stages - 1
         if not stages - 1 <= count <= stages:
             raise EtagError(f"embedding.num_aux={count} does not fit: {stages - 1} or {stages} are possible here.")
         solver.add_auxiliaries(count, stream)
+        solver.views_in_statistics = self.options.batch_norm == "views"
 
     @property
     def growth(self) -> Growth:
@@ -62,6 +84,15 @@ class EmbeddingDistillation:
                 auxiliary.head.grow(classes * self.views.count, stream.generator("auxiliary", number))
         else:
             del solver.auxiliaries[len(solver.backbone.stages) - 1 :]
+
+    def terms(self, task: Task, solver: Solver) -> list[Term]:
+        """Eq. (2) at the base task; after it Eq. (4), and Eq. (2) too where the auxiliaries learn new classes."""
+        o = self.options
+        if task.index == 0:
+            return [self.construction(o.weight)]
+        ratio = class_ratio(task, o.ratio) if o.lambda_kd is None else o.lambda_kd
+        terms = [self.distillation(solver, o.weight * ratio)]
+        return [*terms, self.construction(o.weight)] if o.aux_new == "ce" else terms
 
     def construction(self, weight: float) -> Term:
         """Eq. (2). It runs over all outputs, so each of them gets a gradient before it is ever distilled."""
@@ -80,8 +111,3 @@ class EmbeddingDistillation:
             return auxiliary_divergence(student, teacher, self.options.tau)
 
         return Term("kl", compute, weight, student=Need.AUXILIARY, teacher=Need.AUXILIARY)
-
-    def terms_after_base(self, solver: Solver, weight: float) -> list[Term]:
-        """What a later task trains: Eq. (4), and Eq. (2) where the auxiliaries learn new classes."""
-        terms = [self.distillation(solver, weight)]
-        return [*terms, self.construction(1.0)] if self.options.aux_new == "ce" else terms

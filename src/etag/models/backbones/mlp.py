@@ -3,23 +3,24 @@
 from torch import nn
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
+from etag.models.modules import Modules
 
 
 def _layer(inputs: int, outputs: int) -> list[nn.Module]:
-    return [nn.Linear(inputs, outputs), nn.ReLU(inplace=True)]
+    return [nn.Linear(inputs, outputs), nn.ReLU()]
 
 
 class MLP(Backbone):
     """Two hidden layers of equal width, each a stage; there are features instead of maps."""
 
-    smallest = 1
+    smallest, has_maps = 1, False
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.feature_size = width
-        self.stages = nn.ModuleList([nn.Sequential(nn.Flatten(), *_layer(inputs, width)), self.new_stage(2)])
+        self.stages = Modules([nn.Sequential(nn.Flatten(), *_layer(inputs, width)), self.new_stage(2)])
 
-    def new_stage(self, _: int) -> nn.Module:
+    def new_stage(self, _: int) -> nn.Sequential:
         """A hidden layer."""
         return nn.Sequential(*_layer(self.feature_size, self.feature_size))
 

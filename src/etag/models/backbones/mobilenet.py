@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
+from etag.models.modules import Modules
 
 
 class Row(NamedTuple):
@@ -34,7 +35,7 @@ def _convolution(channels: int, out: int, kernel: int, stride: int = 1, groups: 
     return [
         nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(out),
-        nn.ReLU6(inplace=True),
+        nn.ReLU6(),
     ]
 
 
@@ -71,19 +72,19 @@ class MobileNetV2(Backbone):
         self.feature_size = self._scaled(LAST)
         self.smallest = 32 if imagenet else 8
         stem = _convolution(channels, width, 3, 2 if imagenet else 1)
-        first = nn.Sequential(*stem, *self._blocks(width, STAGES[0]))
-        self.stages = nn.ModuleList([first, *(self.new_stage(number) for number in range(2, len(STAGES) + 1))])
+        first = nn.Sequential(*stem, *self._blocks(width, STAGES[0]), nn.Identity())
+        self.stages = Modules([first, *(self.new_stage(number) for number in range(2, len(STAGES) + 1))])
 
-    def new_stage(self, number: int) -> nn.Module:
+    def new_stage(self, number: int) -> nn.Sequential:
         """The blocks of a resolution."""
         rows = STAGES[number - 1] if number <= len(STAGES) else ONE_MORE
         if number == 2 and not self.imagenet:
             rows = tuple(row._replace(stride=1) for row in rows)
         before = self._scaled(STAGES[number - 2][-1].channels) if number <= len(STAGES) else self.feature_size
         layers = self._blocks(before, rows)
-        if number >= len(STAGES):
-            layers += _convolution(self._scaled(rows[-1].channels), self.feature_size, 1)
-        return nn.Sequential(*layers)
+        if number < len(STAGES):
+            return nn.Sequential(*layers, nn.Identity())  # a linear bottleneck has no activation
+        return nn.Sequential(*layers, *_convolution(self._scaled(rows[-1].channels), self.feature_size, 1))
 
     def _blocks(self, channels: int, rows: Sequence[Row]) -> list[nn.Module]:
         layers: list[nn.Module] = []

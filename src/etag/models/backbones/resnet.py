@@ -6,10 +6,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
+from etag.models.modules import Modules
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where the shape changes (option B)."""
+    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where the shape changes (option B).
+
+    The activation behind it is a layer of its own.
+    """
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -23,12 +27,13 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, after its last ReLU."""
+        """The block's output, before the ReLU that follows."""
         y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
         # a 1x1 convolution of every other pixel is the strided one; that of oneDNN (PyTorch 2.13, CPU, channels_last,
         # up to 8 channels at 64 px) writes beyond its memory in the backward pass
-        y = self.norm2(self.conv2(y)) + self.shortcut(x[:, :, :: self.stride, :: self.stride])
-        return functional.relu(y, inplace=True)
+        shortcut: Tensor = self.shortcut(x[:, :, :: self.stride, :: self.stride])
+        direct: Tensor = self.norm2(self.conv2(y))
+        return direct + shortcut
 
 
 def _stem(channels: int, width: int, imagenet: bool) -> list[nn.Module]:
@@ -56,13 +61,13 @@ class ResNet(Backbone):
         stem = _stem(channels, width, imagenet)
         self.stem_size = len(stem)
         first = nn.Sequential(*stem, *self._stage(width, width, 1))
-        self.stages = nn.ModuleList([first, *(self.new_stage(number) for number in range(2, stages + 1))])
+        self.stages = Modules([first, *(self.new_stage(number) for number in range(2, stages + 1))])
 
     def _stage(self, channels: int, out: int, stride: int) -> nn.Sequential:
-        later = (BasicBlock(out, out, 1) for _ in range(self.blocks - 1))
-        return nn.Sequential(BasicBlock(channels, out, stride), *later)
+        blocks = [BasicBlock(channels, out, stride), *(BasicBlock(out, out, 1) for _ in range(self.blocks - 1))]
+        return nn.Sequential(*(layer for block in blocks for layer in (block, nn.ReLU())))
 
-    def new_stage(self, number: int) -> nn.Module:
+    def new_stage(self, number: int) -> nn.Sequential:
         """Twice the width, half the side; the same of both behind the last."""
         before = self.widths[number - 2]
         if number > len(self.widths):
@@ -72,7 +77,7 @@ class ResNet(Backbone):
     def own_name(self, name: str) -> str:
         """Knows the names in torchvision's ResNets."""
         if match := re.fullmatch(r"layer(\d+)\.(\d+)\.(\w+)\.(.+)", name):
-            stage, block = int(match[1]) - 1, int(match[2])
+            stage, block = int(match[1]) - 1, 2 * int(match[2])  # a ReLU behind each
             if stage == 0:  # the stem's layers come first
                 block += self.stem_size
             return f"stages.{stage}.{block}.{BLOCK_NAMES.get(match[3], match[3])}.{match[4]}"

@@ -1,0 +1,142 @@
+"""GFR: generative feature replay (Liu et al., 2020), with the paper's conditional VAE as its generator."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
+from torch import nn
+
+from etag.core.random import Stream
+from etag.core.scenario import Task
+from etag.core.work import Plan, Term
+from etag.losses.classification import new_cross_entropy_weights
+from etag.losses.generation import generator_weights
+from etag.methods.base import Card, Context, Method, MethodOptions
+from etag.methods.parts.adversarial import AdversarialOptions, AdversarialReplay
+from etag.methods.parts.distillation import l2_term
+from etag.methods.parts.prototypes import PrototypeOptions, PrototypeReplay
+from etag.methods.parts.ratio import Ratio, class_ratio
+from etag.methods.parts.replay import replay_term
+from etag.methods.parts.variational import VariationalOptions, VariationalReplay
+from etag.methods.registry import method
+
+AnyGenerator = Annotated[VariationalOptions | AdversarialOptions | PrototypeOptions, Field(discriminator="kind")]
+REPLAYS: dict[str, type[Any]] = {"cvae": VariationalReplay, "wgan": AdversarialReplay, "prototypes": PrototypeReplay}
+
+
+class GfrOptions(MethodOptions):
+    """Options of GFR, eTag and what lies between; the defaults follow the eTag paper (docs/fidelity.md)."""
+
+    batch_norm: Literal["train", "frozen"] = "frozen"
+    head: Literal["growing", "fixed"] = "growing"
+    guidance: bool = Field(
+        False, description="let the frozen classifier guide the VAE's training (third line of Eq. 6)"
+    )
+    lambda_ce: NonNegativeFloat | None = Field(None, description="of Eq. (5); None is m_old / m_new")
+    lambda_kd: NonNegativeFloat | None = Field(None, description="of Eq. (3) in (9); None is m_old / m_new")
+    lambda_vae: NonNegativeFloat | None = Field(None, description="of Eq. (10); None is m_old / m_new")
+    ratio: Ratio = Field("exact", description="m_old / m_new, or the release's base // new + task - 1")
+    ce_normalise: bool = Field(False, description="divide Eq. (5) by 1 + lambda_ce, as the release does")
+    kd_weight: NonNegativeFloat = Field(1.0, description="factor on lambda_kd")
+    l2_reduction: Literal["mean_norm", "frobenius"] = Field(
+        "mean_norm",
+        description="Eq. (3): mean over images of the norm, or the release's norm of the whole batch",
+    )
+    l2_views: Literal["plain", "all"] = Field("plain", description="Eq. (3) on the images, or on all their views")
+    ce_new_support: Literal["seen", "new", "all"] = Field(
+        "seen", description="outputs of the cross-entropy on new data; `new` is the paper to the letter"
+    )
+    ce_replay_support: Literal["seen", "old", "all"] = Field(
+        "seen",
+        description="outputs of the cross-entropy on replayed features; `old` is Eq. (5) to the letter",
+    )
+    replay_batch: PositiveInt | None = Field(None, description="features replayed a step; None is the batch size")
+    generator: AnyGenerator = Field(
+        VariationalOptions(), description="cvae, wgan or prototypes, by `kind`; a name alone takes its defaults"
+    )
+
+    @field_validator("generator", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        return {"kind": "cvae"} | value if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _guides_a_vae(self) -> Self:
+        if self.guidance and self.generator.kind != "cvae":
+            raise ValueError(f"guidance is for the conditional VAE: set guidance=false with {self.generator.kind}")
+        return self
+
+
+@method(
+    "gfr",
+    Card(
+        summary="feature distillation and replayed features from a generator",
+        source="Liu et al., 2020; generator as in the eTag paper",
+        stores="solver, generator; a row per class in head and generator",
+        generator="conditional VAE on features (or its own WGAN: generator=wgan)",
+    ),
+)
+class GFR(Method):
+    """The solver first, with the old generator's features; then the generator, on the frozen solver's features."""
+
+    Options = GfrOptions
+
+    def __init__(self, options: GfrOptions, context: Context) -> None:
+        self.replay = REPLAYS[options.generator.kind](options.generator, context)
+        super().__init__(options, context)
+
+    def build(self, stream: Stream) -> None:
+        """Solver and generator."""
+        super().build(stream)
+        self.replay.build(self.solver.backbone.feature_size, stream)
+
+    def begin_task(self, task: Task) -> None:
+        """The old generator is kept as the old solver is."""
+        self.replay.begin_task(task)
+        super().begin_task(task)
+
+    def grow(self, classes: int) -> None:
+        """In head and generator."""
+        super().grow(classes)
+        if room := self.room_for(classes, self.options.head):
+            self.replay.grow(room, self.stream("grow"))
+
+    def phases(self, task: Task) -> Plan:
+        """Solver, features, generator."""
+        yield self.solver_phase(task, self.terms(task))
+        o = self.options.generator
+        if o.kind == "prototypes":
+            self.replay.learn(task, (yield self.features_sweep("prototypes", task.train)))
+        elif o.last_task or task.seen < self.context.classes:
+            swept = yield self.features_sweep("features", task.train, o.feature_passes)
+            weights = self.generator_weights(task)
+            yield self.replay.phase(task, self.solver.head, swept, weights, self.stream("generator"))
+
+    def terms(self, task: Task) -> list[Term]:
+        """Eq. (1) at the base task; after it Eqs. (5) and (3)."""
+        o = self.options
+        if task.index == 0:
+            return [self.classification(task, o.ce_new_support)]
+        ratio = class_ratio(task, o.ratio)
+        weights = new_cross_entropy_weights(ratio if o.lambda_ce is None else o.lambda_ce, o.ce_normalise)
+        lambda_kd = o.kd_weight * (ratio if o.lambda_kd is None else o.lambda_kd)
+        head, support = self.solver.head, o.ce_replay_support
+        return [
+            self.classification(task, o.ce_new_support, weights["ce"]),
+            replay_term(self.replay, task, head, support, o.replay_batch, weights["replay"]),
+            l2_term(o.l2_reduction, o.l2_views, lambda_kd),
+        ]
+
+    def generator_weights(self, task: Task) -> dict[str, float]:
+        """Eq. (6) at the base task, Eq. (10) after it."""
+        o, ratio = self.options, class_ratio(task, self.options.ratio) if task.index else 0.0
+        lambda_vae = (ratio if o.lambda_vae is None else o.lambda_vae) * o.generator.old_match_weight
+        if o.generator.kind == "wgan":
+            return {"match": lambda_vae if task.index else 0.0}
+        normalise = o.generator.ce_current_weight == "normalised"
+        return generator_weights(lambda_vae, ratio, o.guidance, normalise, o.generator.ce_old)
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The generator too."""
+        return super().parts() | {self.replay.role: self.replay.generator}

@@ -1,0 +1,96 @@
+"""Exemplars: images of old classes that some methods keep. And how they are chosen."""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, PositiveInt, field_validator
+from torch import Tensor
+
+from etag.core.options import Options
+from etag.core.scenario import ImageSet, Task
+from etag.data.images import MemoryImages, together
+from etag.models.modules import Kept
+
+
+class ExemplarOptions(Options):
+    """How many, and which."""
+
+    per_class: PositiveInt = Field(20, description="images kept of every class")
+    total: PositiveInt | None = Field(None, description="images kept in all, shared by the classes; not `per_class`")
+    selection: Literal["herding", "random"] = "herding"
+
+    @field_validator("per_class", "total", mode="before")
+    @classmethod
+    def _some(cls, value: Any) -> Any:
+        if value == 0:
+            raise ValueError("this method needs exemplars: keep one at least, or choose a method that keeps none")
+        return value
+
+
+class ExemplarMemory(Kept):
+    """Images as they are given, in the order in which they were chosen, class by class."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __init__(self, options: ExemplarOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.keep(pixels=torch.empty(0, dtype=torch.uint8), labels=torch.empty(0, dtype=torch.long))
+
+    @property
+    def images(self) -> MemoryImages:
+        """What is kept, as a set of images."""
+        return MemoryImages(self.pixels.cpu(), self.labels.cpu())
+
+    def joined_to(self, images: ImageSet) -> ImageSet:
+        """These images and those that are kept."""
+        return together(images, self.images) if len(self.labels) else images
+
+    def share(self, classes: int) -> int:
+        """Images of one class, when there are so many classes."""
+        total = self.options.total
+        return self.options.per_class if total is None else max(1, total // classes)
+
+    def add(self, task: Task, features: Tensor, generator: torch.Generator) -> None:
+        """Keep some images of the task, whose features these are. Older classes give room where the total is fixed:
+        the images that were chosen last go first."""
+        count, labels = self.share(task.seen), task.train.labels
+        chosen = []
+        for label in range(task.old, task.seen):
+            rows = (labels == label).nonzero().flatten()
+            if self.options.selection == "herding":
+                chosen.append(rows[herding(features[rows.to(features.device)], count).cpu()])
+            else:
+                chosen.append(rows[torch.randperm(len(rows), generator=generator)[:count]])
+        rows = torch.cat(chosen)
+        (pixels,) = task.train.batches([rows])
+        fit = _place_in_class(self.labels) < count
+        device = self.labels.device
+        old = self.pixels[fit] if len(self.labels) else pixels[:0].to(device)
+        self.keep(
+            pixels=torch.cat([old, pixels.to(device)]),
+            labels=torch.cat([self.labels[fit], labels[rows].to(device)]),
+        )
+
+
+def _place_in_class(labels: Tensor) -> Tensor:
+    """Of every row: how many rows of its class come before it."""
+    same = labels[:, None] == labels[None, :]
+    return same.tril(-1).sum(1)
+
+
+def herding(features: Tensor, count: int) -> Tensor:
+    """Rows of one class, best first (Rebuffi et al., 2017): each brings the mean of those chosen as near as possible
+    to the mean of all, features being scaled to unit length."""
+    features = torch.nn.functional.normalize(features.double())
+    mean, summed = features.mean(0), torch.zeros_like(features[0])
+    free = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    chosen: list[Tensor] = []
+    for number in range(1, min(count, len(features)) + 1):
+        distances = torch.linalg.vector_norm(mean - (summed + features) / number, dim=1)
+        best = distances.where(free, torch.inf).argmin()
+        free[best] = False
+        summed += features[best]
+        chosen.append(best)
+    return torch.stack(chosen)

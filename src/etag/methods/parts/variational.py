@@ -1,0 +1,103 @@
+"""The paper's generator: a conditional VAE, whose training the frozen classifier may guide (Eqs. 6, 7 and 10)."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat
+from torch import Tensor, nn
+
+from etag.core.outputs import needed
+from etag.core.scenario import Task
+from etag.core.work import Batch, Terms
+from etag.losses.classification import cross_entropy
+from etag.losses.generation import prior_divergence, reparametrise, squared_error
+from etag.methods.parts.classification import outputs_in
+from etag.methods.parts.replay import FeatureReplay, GeneratorOptions
+from etag.models.cvae import ConditionalVAE
+from etag.models.heads import LinearHead
+
+
+class VariationalOptions(GeneratorOptions):
+    """The conditional VAE and its losses; those that begin with `ce` are for guided training."""
+
+    kind: Literal["cvae"] = "cvae"
+    recon: Literal["gaussian", "squared"] = Field(
+        "gaussian", description="-log p of a unit Gaussian (half the squared error), or the release's whole"
+    )
+    ce_current_input: Literal["prior", "reconstruction"] = Field(
+        "prior", description="what the classifier guides: samples (Eq. 6), or the release's reconstructions"
+    )
+    ce_current_support: Literal["seen", "new", "all"] = Field(
+        "seen", description="outputs of the guiding cross-entropy; `new` is Eq. (6) to the letter"
+    )
+    ce_current_weight: Literal["one", "normalised"] = Field(
+        "one", description="weight of the guidance: 1, or the release's 1 / (1 + lambda) after the base task"
+    )
+    ce_old: bool = Field(False, description="guide what is made of old classes too, at lambda / (1 + lambda)")
+    old_match_weight: NonNegativeFloat = Field(1.0, description="factor on lambda_vae; 1e-3 in the release")
+    old_match_reduction: Literal["gaussian", "batch_sum"] = Field(
+        "gaussian",
+        description="Eq. (7): -log p per feature, or the release's squared error summed over the batch",
+    )
+
+
+class VariationalReplay(FeatureReplay[VariationalOptions, ConditionalVAE]):
+    """The part."""
+
+    def network(self, features: int) -> ConditionalVAE:
+        """Encoder and decoder."""
+        return ConditionalVAE(features, self.options.latent, self.options.hidden)
+
+    def objective(self, task: Task, head: LinearHead, weights: dict[str, float]) -> nn.Module:
+        """Eq. (6), or (10) where there are old classes."""
+        return VariationalObjective(self, head, task, weights)
+
+
+class VariationalObjective(nn.Module):
+    """Eqs. (6), (7) and (10): one decoder pass serves reconstruction, guidance and old knowledge."""
+
+    def __init__(self, replay: VariationalReplay, head: LinearHead, task: Task, weights: dict[str, float]) -> None:
+        super().__init__()
+        self.generator, self.old, self.head = replay.generator, replay.old, head
+        self._options, self._task, self._weights = replay.options, task, weights
+
+    def forward(self, batch: Batch) -> Terms:
+        """The weighted terms; `batch.inputs` are features."""
+        o, task, weights, draws = self._options, self._task, self._weights, batch.draws
+        first, end = outputs_in(o.ce_current_support, task)
+        mean, log_variance = self.generator.encode(batch.inputs, batch.labels)
+        posterior = reparametrise(mean, log_variance, draws.normal("posterior", batch.total, o.latent))
+        asked = {"posterior": (posterior, batch.labels)}
+        if weights["guide"] and o.ce_current_input == "prior":
+            asked["prior"] = draws.normal("prior", batch.total, o.latent), batch.labels
+        if weights["match"] or weights["guide_old"]:
+            labels = draws.integers("old labels", 0, task.old, batch.total)
+            asked["old"] = draws.normal("old codes", batch.total, o.latent), labels
+        made = self._decode(asked)
+
+        terms = {
+            "kl": prior_divergence(mean, log_variance),
+            "recon": squared_error(made["posterior"], batch.inputs, half=o.recon == "gaussian"),
+        }
+        if weights["guide"]:
+            guided = made["prior" if o.ce_current_input == "prior" else "posterior"]
+            terms["guide"] = cross_entropy(self.head(guided), batch.labels, first, end)
+        if weights["match"]:
+            terms["match"] = self._match(made["old"], *asked["old"], shares=batch.total / len(batch.labels))
+        if weights["guide_old"]:
+            terms["guide_old"] = cross_entropy(self.head(made["old"]), asked["old"][1], 0, end)
+        return {name: weights[name] * value for name, value in terms.items()}
+
+    def _decode(self, asked: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """What the decoder makes of each group of codes and labels, all in one pass."""
+        codes, labels = (torch.cat(parts) for parts in zip(*asked.values(), strict=True))
+        rows = [len(labels) for _, labels in asked.values()]
+        return dict(zip(asked, torch.split(self.generator.decode(codes, labels), rows), strict=True))
+
+    def _match(self, made: Tensor, codes: Tensor, labels: Tensor, shares: float) -> Tensor:
+        """Eq. (7). The release's sum over the batch counts all processes, whose mean is what is stepped on."""
+        with torch.no_grad():
+            wanted = needed(self.old).network.decode(codes, labels)
+        if self._options.old_match_reduction == "gaussian":
+            return squared_error(made, wanted)
+        return shares * squared_error(made, wanted, half=False, per_row=False)

@@ -1,0 +1,82 @@
+"""PASS: prototype augmentation and self-supervision (Zhu et al., 2021)."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+from torch import Tensor, nn
+
+from etag.core.outputs import Need, needed
+from etag.core.random import Stream
+from etag.core.scenario import Task
+from etag.core.work import Plan, Step, Term
+from etag.data.views import ROTATIONS
+from etag.losses.classification import cross_entropy
+from etag.methods.base import Card, Method, MethodOptions
+from etag.methods.parts.distillation import l2_term
+from etag.methods.parts.prototypes import Prototypes
+from etag.methods.registry import method
+
+
+class PassOptions(MethodOptions):
+    """PASS's own options."""
+
+    head: Literal["growing"] = "growing"
+    tau: PositiveFloat = Field(0.1, description="temperature of its cross-entropies")
+    l2_weight: NonNegativeFloat = Field(10.0, description="of the features' distillation")
+    l2_reduction: Literal["mean_norm", "frobenius"] = Field(
+        "frobenius",
+        description="norm of the whole batch's difference (PASS; it grows with the batch), or the images' mean",
+    )
+    replay_weight: NonNegativeFloat = Field(10.0, description="of the cross-entropy on augmented prototypes")
+
+
+@method(
+    "pass",
+    Card(
+        summary="rotations as classes of their own, replayed prototypes with noise, feature distillation",
+        source="Zhu et al., 2021",
+        stores="solver; a prototype and four rows of the head per class",
+        head="linear, growing, four outputs a class",
+    ),
+)
+class PASS(Method):
+    """An image turned r times has the label 4 y + r; only upright images are ever classified."""
+
+    Options = PassOptions
+    views = ROTATIONS
+    outputs_per_class = ROTATIONS.count
+
+    def build(self, stream: Stream) -> None:
+        """Prototypes too, still none."""
+        super().build(stream)
+        self.prototypes = Prototypes(self.solver.backbone.feature_size)
+
+    def phases(self, task: Task) -> Plan:
+        """The solver, then the prototypes of its new classes."""
+        o, terms = self.options, [self.rotations()]
+        if task.index:
+            terms += [l2_term(o.l2_reduction, "all", o.l2_weight), self.replay(task)]
+        yield self.solver_phase(task, terms)
+        self.prototypes.learn(task, (yield self.features_sweep("prototypes", task.train)))
+
+    def rotations(self) -> Term:
+        """Cross-entropy over all classes and rotations."""
+
+        def compute(step: Step) -> Tensor:
+            logits = self.solver.head(needed(step.student.view_features))
+            return cross_entropy(logits / self.options.tau, self.views.labels(step.batch.labels))
+
+        return Term("ce", compute, student=Need.VIEW_FEATURES)
+
+    def replay(self, task: Task) -> Term:
+        """Cross-entropy on old prototypes, moved by noise as wide as the base classes are."""
+
+        def compute(step: Step) -> Tensor:
+            labels, features = self.prototypes.made(step.batch, task, step.batch.total, "radius")
+            return cross_entropy(self.solver.head(features) / self.options.tau, labels * self.outputs_per_class)
+
+        return Term("replay", compute, self.options.replay_weight)
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The prototypes too."""
+        return super().parts() | {"prototypes": self.prototypes}
