@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from pydantic import BaseModel
@@ -16,12 +17,16 @@ ROOT = Path(__file__).parents[1]
 QUICK = {"split": "b2-1x2", "train.epochs": 1, "model.width": 4, "data.train_per_class": 16, "data.test_per_class": 4}
 
 
+def is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
 def keys(group: type[BaseModel], prefix: str) -> set[str]:
-    """Every option below a group, by dotted key."""
+    """Every option below a group, by dotted key; a group that may be of several kinds is of the first."""
     found = set()
     for name, info in group.model_fields.items():
-        inner = info.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
+        inner = next(filter(is_group, get_args(info.annotation) or [info.annotation]), None)
+        if inner is not None:
             found |= keys(inner, f"{prefix}{name}.")
         else:
             found.add(f"{prefix}{name}")

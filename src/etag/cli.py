@@ -84,11 +84,31 @@ def methods(as_json: AsJson = False, plugin: Plugins = None) -> None:
     from etag.methods.registry import METHODS
 
     plugins.load(plugin or [])
-    cards = [{"name": name} | asdict(METHODS[name].card) for name in METHODS]
     if as_json:
-        for entry in cards:
-            entry["options"] = METHODS[str(entry["name"])].Options.model_json_schema()
-    _show(cards, ("name", "summary", "stores", "source"), as_json)
+        options = {name: METHODS[name].Options for name in METHODS}
+        cards = [{"name": name} | asdict(METHODS[name].card) for name in METHODS]
+        _show([card | _schema(options[card["name"]]) for card in cards], (), as_json)
+        return
+    embedded = [name for name in METHODS if METHODS[name].embeds]
+    for name in METHODS:
+        if name not in embedded:
+            typer.echo(_card(name, METHODS[name].card))
+    typer.echo(f"with embedding distillation added, and auxiliary classifiers stored: {', '.join(embedded)}")
+
+
+def _schema(options: Any) -> dict[str, Any]:
+    """Every option with its description and default; a variant's own defaults are its preset."""
+    return {"options": options.model_json_schema(), "preset": options.preset}
+
+
+def _card(name: str, card: Any) -> str:
+    images = "all images" if card.all_data else "exemplars" if card.exemplars else "no images"
+    lines = [
+        f"{name:8} {card.summary}",
+        f"keeps {images}; stores {card.stores}",
+        f"head: {card.head}; generator: {card.generator or 'none'}; source: {card.source}",
+    ]
+    return "\n         ".join(lines)
 
 
 sources = typer.Typer(help="The data sources, and where each was found.", invoke_without_command=True)

@@ -24,10 +24,19 @@ SETTINGS = {
     "train.schedule": "constant",
     "train.optimiser": "sgd",  # Adam blows rounding errors of tiny gradients up to the size of a step
     "train.lr": 1e-2,
-    "method.generator.train.optimiser": "sgd",
-    "method.generator.train.lr": 1e-3,
-    "method.generator.train.steps": 3,
-    "method.generator.feature_passes": 2,
+}
+GENERATOR = {"train": {"optimiser": "sgd", "lr": 1e-3, "steps": 6}, "feature_passes": 2}
+EXEMPLARS = {"method.exemplars.per_class": 6}
+# one of each kind of phase, sweep, head and memory
+METHODS = {
+    "etag": {"method.generator": GENERATOR},
+    "gfr": {"method.generator": GENERATOR | {"kind": "wgan", "last_task": True}},
+    "ewc": {"train.lr": 1e-4},
+    "lwm": {"method.stage": 2},
+    "elucir": EXEMPLARS | {"method.ranking_weight": 0},  # a mean over the old images of a process's own share
+    "podnet": EXEMPLARS | {"method.balanced.optimiser": "sgd", "method.balanced.steps": 3},
+    "il2m": EXEMPLARS,
+    "pass": {"method.l2_reduction": "mean_norm"},
 }
 
 
@@ -38,22 +47,23 @@ class FrozenStatistics(Engine):
         super().train(replace(phase, batch_norm="frozen"))
 
 
-def learn(runtime: Runtime, file: Path) -> None:
-    """Two tasks of eTag, all phases and sweeps: the weights, checked to be the same in every process."""
+def learn(runtime: Runtime, folder: Path) -> None:
+    """Two tasks of each, all phases and sweeps: what is kept, checked to be the same in every process."""
     torch.set_num_threads(1)
-    config = resolve(given={"method": "etag", "split": "b2-1x2", **SETTINGS})
-    scenario, preprocess = build_scenario(config.data, config.split, 0)
-    method = create_method(config, runtime.placement, preprocess, channels=1, classes=4)
-    for task in scenario:
-        method.begin_task(task)
-        FrozenStatistics(runtime).execute(method.phases(task))
-    weights = tensors(method)
-    everyone = runtime.gather_rows([{name: value.flatten() for name, value in weights.items()}])[0]
-    for name, value in everyone.items():
-        copies = value.view(runtime.placement.world, -1)
-        assert torch.equal(copies[0], copies[-1]), f"{name} differs between processes"
-    if runtime.leader:
-        np.savez(file, **{name: value.numpy() for name, value in weights.items()})
+    for name, options in METHODS.items():
+        config = resolve(given={"method": name, "split": "b2-1x2", **SETTINGS, **options})
+        scenario, preprocess = build_scenario(config.data, config.split, 0)
+        method = create_method(config, runtime.placement, preprocess, channels=1, classes=4)
+        for task in scenario:
+            method.begin_task(task)
+            FrozenStatistics(runtime).execute(method.phases(task))
+        kept = tensors(method)
+        everyone = runtime.gather_rows([{key: value.flatten() for key, value in kept.items()}])[0]
+        for key, value in everyone.items():
+            copies = value.view(runtime.placement.world, -1)
+            assert torch.equal(copies[0], copies[-1]), f"{name}: {key} differs between processes"
+        if runtime.leader:
+            np.savez(folder / f"{name}.npz", **{key: value.numpy() for key, value in kept.items()})
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +72,20 @@ def options():
 
 
 def test_two_processes_with_half_the_batch_equal_one(options, tmp_path):
-    launch(RuntimeOptions(accelerator="cpu"), learn, tmp_path / "alone.npz")
-    launch(options, learn, tmp_path / "together.npz", strategy="ddp_spawn")
-    alone, together = np.load(tmp_path / "alone.npz"), np.load(tmp_path / "together.npz")
-    assert alone.keys() == together.keys()
-    for name, value in alone.items():
-        np.testing.assert_allclose(value, together[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    launch(RuntimeOptions(accelerator="cpu"), learn, alone)
+    launch(options, learn, together, strategy="ddp_spawn")
+    for name in METHODS:
+        one, two = (np.load(folder / f"{name}.npz") for folder in (alone, together))
+        assert one.keys() == two.keys()
+        for key, value in one.items():
+            np.testing.assert_allclose(value, two[key], rtol=1e-4, atol=1e-6, err_msg=f"{name}: {key}")
 
 
 def test_a_whole_run_in_two_processes_writes_one_run_directory(options, tmp_path):
-    config = resolve(given={"method": "etag", "split": "b2-1x2", **SETTINGS, "runtime.devices": 2})
+    config = resolve(given={"method": "etag", "split": "b2-1x2", **SETTINGS, **METHODS["etag"], "runtime.devices": 2})
     config = config.model_copy(update={"runtime": options})
     metrics = run(config, tmp_path / "run", strategy="ddp_spawn")
     assert len(metrics["accuracy_matrix"]) == 2

@@ -47,7 +47,7 @@ def test_the_sweep_answers_as_the_solver_does_image_by_image(learnt, argmax, dis
     method.options = method.options.model_copy(update={"argmax": argmax})
     (block,) = disturb(method.solver.head, scale=1.0).blocks
     images = tasks[0].test.join([tasks[1].test])
-    features = learnt.engine.sweep(features_sweep(images, method.solver, learnt.preprocess, Placement()))["feature"]
+    features = learnt.engine.sweep(features_sweep(images, method.solver, learnt.preprocess, Placement()))["features"]
     block.bias.data = -block.weight.data @ features.mean(0)  # so that answers are many and various
     sweep = answers_sweep(tasks, method.solver, method.predictor(), learnt.preprocess, Placement())
     found = learnt.engine.sweep(sweep)
@@ -92,11 +92,11 @@ def test_scores_may_be_negative(learnt):
 def test_features_are_those_of_the_images_in_order(learnt):
     images = learnt.scenario.tasks[0].test
     found = learnt.engine.sweep(features_sweep(images, learnt.method.solver, learnt.preprocess, Placement()))
-    assert torch.equal(found["label"], images.labels)
+    assert torch.equal(found["labels"], images.labels)
     alone = [learnt.preprocess.test(pixels[None]) for pixels in images.pixels]
     expected = torch.cat([learnt.method.solver(inputs, Need.FEATURE).feature for inputs in alone])
-    torch.testing.assert_close(found["feature"], expected)
-    assert not found["feature"].requires_grad
+    torch.testing.assert_close(found["features"], expected)
+    assert not found["features"].requires_grad
 
 
 def test_evaluation_changes_nothing(learnt, snapshot):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.generation import generator_weights, new_weights, prior_divergence, reparametrise, squared_error
+from etag.losses.generation import generator_weights, prior_divergence, reparametrise, squared_error
 
 
 def numbers(*shape, key="a"):
@@ -89,9 +89,10 @@ def test_what_is_made_right_costs_nothing():
 
 
 def test_equation_6_is_a_plain_sum():
-    assert new_weights() == {"kl": 1, "recon": 1, "guide": 1, "guide_old": 0, "match": 0}
-    assert new_weights(5.0) == new_weights()
-    assert new_weights(0.0, normalise=True, guide_old=True) == new_weights()  # the base task, in the release too
+    plain = {"kl": 1, "recon": 1, "guide": 1, "guide_old": 0, "match": 0}
+    assert generator_weights(0.7) == plain  # the base task: there is nothing old to match
+    assert generator_weights(0.0, 5.0) == plain
+    assert generator_weights(0.7, 0.0, normalise=True, guide_old=True) == plain  # in the release too
 
 
 @pytest.mark.parametrize(
@@ -106,3 +107,5 @@ def test_equation_6_is_a_plain_sum():
 def test_equation_10_weighs_old_knowledge_by_lambda(options, guide, guide_old):
     weights = generator_weights(0.7, 5.0, **options)
     assert weights == pytest.approx({"kl": 1, "recon": 1, "guide": guide, "guide_old": guide_old, "match": 0.7})
+    unguided = generator_weights(0.7, 5.0, guidance=False, **options)
+    assert unguided == pytest.approx({"kl": 1, "recon": 1, "guide": 0, "guide_old": 0, "match": 0.7})

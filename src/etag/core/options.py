@@ -14,12 +14,17 @@ from pydantic import (
 
 
 def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
-    """Upper values win; mappings are merged, anything else is replaced."""
+    """Upper values win; mappings are merged, unless the upper one is of another `kind`; anything else is replaced."""
     merged = dict(lower)
     for key, value in upper.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
+        merged[key] = merge(merged[key], value) if _alike(merged.get(key), value) else value
     return merged
+
+
+def _alike(lower: Any, upper: Any) -> bool:
+    if not (isinstance(lower, dict) and isinstance(upper, dict)):
+        return False
+    return "kind" not in upper or upper["kind"] == lower.get("kind")
 
 
 class Options(BaseModel):

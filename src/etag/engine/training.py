@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
@@ -20,12 +21,8 @@ class Training:
     """A phase being trained."""
 
     def __init__(self, phase: Phase, runtime: Runtime, listeners: Sequence[Listener]) -> None:
-        _set_trainable(phase)
         self.phase, self.runtime, self.fabric = phase, runtime, runtime.fabric
-        self.turns = [_Turn(player, phase) for player in phase.players]
-        self.module, *optimisers = self.fabric.setup(phase.module, *(turn.optimiser for turn in self.turns))
-        for turn, optimiser in zip(self.turns, optimisers, strict=True):
-            turn.optimiser = optimiser
+        self.turns = [_Turn(player, phase, runtime.fabric) for player in phase.players]
         self.plateau = Plateau(phase.training, phase.module) if phase.training.schedule == "plateau" else None
         self.log = _StepLog(phase, listeners)
 
@@ -42,12 +39,12 @@ class Training:
                 break
         if self.plateau:
             self.plateau.restore()
-        self.module.eval()
+        self.phase.module.eval()
         for turn in self.turns:
             turn.optimiser.zero_grad()
 
     def _epoch(self, epoch: int) -> None:
-        _set_mode(self.module, self.phase)
+        _set_mode(self.phase)
         for offset, batch in enumerate(self.phase.batches.epoch(epoch)):
             step = epoch * len(self.phase.batches) + offset
             if step == self.phase.steps:
@@ -61,15 +58,17 @@ class Training:
     def _step(self, turn: "_Turn", step: int, batch: Batch) -> Terms:
         """One optimiser step of one player; the terms it was made from."""
         several = len(self.turns) > 1
-        terms: Terms = self.module(batch, player=turn.player.name) if several else self.module(batch)
+        if several:
+            _set_trainable(self.phase.module, turn.player)
+        terms: Terms = turn.module(batch, player=turn.player.name) if several else turn.module(batch)
         factor = rate_factor(turn.training, step, len(self.phase.batches), self.phase.steps)
         turn.set_rate(turn.training.lr * factor * (self.plateau.factor if self.plateau else 1.0))
         turn.optimiser.zero_grad()
         self.fabric.backward(_total(terms))
         if turn.training.clip_norm is not None:
-            self.fabric.clip_gradients(self.module, turn.optimiser, max_norm=turn.training.clip_norm)
+            self.fabric.clip_gradients(turn.module, turn.optimiser, max_norm=turn.training.clip_norm)
         if turn.training.clip_value is not None:
-            self.fabric.clip_gradients(self.module, turn.optimiser, clip_val=turn.training.clip_value)
+            self.fabric.clip_gradients(turn.module, turn.optimiser, clip_val=turn.training.clip_value)
         turn.optimiser.step()
         return {f"{turn.player.name}.{name}": value for name, value in terms.items()} if several else terms
 
@@ -93,11 +92,16 @@ def _total(terms: Terms) -> Tensor:
 
 
 class _Turn:
-    """A player with its optimiser."""
+    """A player with its optimiser, and the module as the runtime wraps it for this player.
 
-    def __init__(self, player: Player, phase: Phase) -> None:
+    DDP waits for the gradients of the parameters that train, which are other ones at another player's turn.
+    """
+
+    def __init__(self, player: Player, phase: Phase, fabric: Fabric) -> None:
         self.player, self.training = player, player.training or phase.training
-        self.optimiser: Optimizer = _optimiser(player.parameters, self.training)
+        _set_trainable(phase.module, player)
+        optimiser = _optimiser(player.parameters, self.training)
+        self.module, self.optimiser = fabric.setup(phase.module, optimiser)
         self.rate = self.training.lr
 
     def set_rate(self, rate: float) -> None:
@@ -156,15 +160,15 @@ class _StepLog:
         return torch.stack(losses).mean()
 
 
-def _set_trainable(phase: Phase) -> None:
-    wanted = {id(parameter) for player in phase.players for parameter in player.parameters}
-    for parameter in phase.module.parameters():
+def _set_trainable(module: nn.Module, player: Player) -> None:
+    wanted = {id(parameter) for parameter in player.parameters}
+    for parameter in module.parameters():
         parameter.requires_grad_(id(parameter) in wanted)
 
 
-def _set_mode(module: nn.Module, phase: Phase) -> None:
-    module.train()
+def _set_mode(phase: Phase) -> None:
+    phase.module.train()
     if phase.batch_norm == "frozen":
-        for part in module.modules():
+        for part in phase.module.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
                 part.eval()

@@ -57,10 +57,13 @@ def resolve(
         if isinstance(content.get(key), str):
             content[key] = {"name": content[key]}
     per_method = content.pop("methods", {})
-    name = merge(content, asked).get("method", {}).get("name", "etag")
+    method = content.pop("method", {})
+    name = merge(method, asked.get("method", {})).get("name", "etag")
     for known in lineage(METHODS[name]):
-        content = merge(content, per_method.get(known, {}))
-    return validate(merge(merge(content, asked), {"method": {"name": name}}))
+        content = merge(content, {"method": known.Options.preset})
+        content = merge(content, per_method.get(known.name, {}))
+    content = merge(content, {"method": method | {"name": name}})
+    return validate(merge(content, asked))
 
 
 def _source_named(data: dict[str, Any]) -> str:

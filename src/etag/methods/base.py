@@ -32,7 +32,7 @@ from etag.models.weights import WeightsReport, load_weights
 class MethodOptions(Options):
     """Options of every method."""
 
-    preset: ClassVar[dict[str, Any]] = {}  # other defaults, of single options inside groups too
+    preset: ClassVar[dict[str, Any]] = {}  # other defaults than the class it derives from, inside groups too
 
     name: str
     batch_norm: Literal["train", "frozen"] = Field(
@@ -61,7 +61,9 @@ class MethodOptions(Options):
             raise ValueError(
                 f"{values.get('name')} keeps no exemplars: leave them out, or choose il2m, lucir or podnet"
             )
-        return merge(cls.preset, values)
+        for above in cls.__mro__:
+            values = merge(above.__dict__.get("preset", {}), values)
+        return values
 
 
 class MultiHeadOptions(MethodOptions):
@@ -109,6 +111,7 @@ class Method(ABC):
     card: ClassVar[Card]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
+    embeds: ClassVar[bool] = False  # whether it is another method with embedding distillation added
     outputs_per_class: ClassVar[int] = 1  # of the head
     views: Views = IDENTITY  # that its own terms look at
 

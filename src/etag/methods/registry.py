@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from etag.core.options import merge
 from etag.core.registry import Registry
 from etag.methods.base import Card, Method
 
@@ -52,9 +51,7 @@ def method(name: str, card: Card) -> Callable[[C], C]:
 def variant(of: type[Method], name: str, card: Card, preset: dict[str, Any]) -> type[Method]:
     """The same method with other defaults; its own name decides nothing else."""
     about = {"__doc__": card.summary, "__module__": of.__module__}
-    options = type(
-        f"{of.Options.__name__}_{name}", (of.Options,), about | {"preset": merge(of.Options.preset, preset)}
-    )
+    options = type(f"{of.Options.__name__}_{name}", (of.Options,), about | {"preset": preset})
     made: type[Method] = type(
         f"{of.__name__}_{name}", (of,), about | {"Options": options, "card": card, "name": name}
     )
@@ -68,9 +65,11 @@ def _embedded(name: str, of: type[Method]) -> type[Method]:
         source=f"{of.card.source}; the eTag paper",
         stores=f"{of.card.stores}; auxiliary classifiers of the base classes",
     )
-    return variant(of, name, card, {"embedding": {}})
+    made = variant(of, name, card, {"embedding": {}})
+    made.embeds = True
+    return made
 
 
-def lineage(of: type[Method]) -> list[str]:
-    """The names of what a method is a composition of, itself last: options for those are options for it."""
-    return [cls.__dict__["name"] for cls in reversed(of.__mro__) if "name" in cls.__dict__]
+def lineage(of: type[Method]) -> list[type[Method]]:
+    """What a method is a composition of, itself last: options for those are options for it."""
+    return [cls for cls in reversed(of.__mro__) if "name" in cls.__dict__]
