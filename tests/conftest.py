@@ -58,8 +58,8 @@ SMALL_GENERATOR = {"latent": 5, "hidden": 16, "feature_passes": 2, "train": {"ep
 class Lab:
     """A method with networks of width 4 on a few digits, and the engine that trains it."""
 
-    def __init__(self, runtime, name, options, split="b3-2x2", seed=0, **train):
-        self.scenario, self.preprocess = digits(split)
+    def __init__(self, runtime, name, options, split="b3-2x2", seed=0, images=8, **train):
+        self.scenario, self.preprocess = digits(split, train=images)
         self.training = TrainOptions.model_validate({"epochs": 1, "batch_size": 12} | train)
         self.context = Context(
             channels=self.scenario.channels,

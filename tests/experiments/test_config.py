@@ -41,6 +41,41 @@ def test_a_recipes_methods_section_is_for_the_method_that_is_run():
     assert resolve("digits", settings=["method.generator.train.epochs=2"]).method.generator.train.epochs == 2
 
 
+PIECES = """
+data: digits
+train: {epochs: 3, lr: 1e-2}
+methods:
+  gfr: {train: {epochs: 7}, method: {lambda_kd: 2, lambda_ce: 2}}
+  etag: {train: {lr: 1e-3}, method: {lambda_kd: 3}, split: b4-3x2}
+  fine: {model: {width: 5}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "lr", "lambdas", "split"),
+    [
+        ("gfr", 7, 1e-2, (2, 2), "b5-5x1"),
+        ("egfr", 7, 1e-2, (2, 2), "b5-5x1"),
+        ("b1", 7, 1e-2, (2, 2), "b5-5x1"),
+        ("etag", 7, 1e-3, (3, 2), "b4-3x2"),
+        ("b0", 7, 1e-3, (3, 2), "b4-3x2"),
+        ("ewc", 3, 1e-2, None, "b5-5x1"),
+    ],
+)
+def test_what_a_recipe_says_of_a_method_it_says_of_what_is_derived_from_it(
+    tmp_path, method, epochs, lr, lambdas, split
+):
+    file = tmp_path / "mine.yaml"
+    file.write_text(PIECES)
+    config = resolve(str(file), {"method": method})
+    assert (config.train.epochs, config.train.lr, config.split) == (epochs, lr, split)
+    assert config.model.width != 5
+    if lambdas:
+        assert (config.method.lambda_kd, config.method.lambda_ce) == lambdas
+    asked = resolve(str(file), {"method": method, "split": "b2-4x2"}, ["train.epochs=1", "method.batch_norm=train"])
+    assert (asked.train.epochs, asked.split, asked.method.batch_norm) == (1, "b2-4x2", "train")
+
+
 def test_a_setting_inside_a_group_keeps_the_groups_own_defaults():
     assert (
         resolve(settings=["method.embedding.tau=2"]).method.embedding

@@ -43,6 +43,8 @@ def test_the_release_has_every_row_switched(data, split):
         "all",
     )
     assert (method.embedding.num_aux, method.embedding.aux_new, method.batch_norm) == (4, "fixed", "frozen")
+    assert (method.embedding.ratio, method.embedding.batch_norm, method.kd_weight) == ("integer", "views", 1)
+    assert (method.guidance, generator.kind) == (True, "cvae")
     assert (generator.recon, generator.ce_current_input, generator.ce_current_support) == (
         "squared",
         "reconstruction",

@@ -3,6 +3,7 @@ import torch
 
 from etag.core.errors import EtagError
 from etag.core.outputs import Need, Outputs
+from etag.data.batches import ImageBatches
 from etag.methods.registry import METHODS
 
 
@@ -141,6 +142,24 @@ def test_building_the_work_of_a_task_changes_nothing(lab, snapshot):
     for name in ("solver", "generator"):
         for one, other in zip(first[name].batches.epoch(0), again[name].batches.epoch(0), strict=True):
             assert torch.equal(one.inputs, other.inputs)
+
+
+@pytest.mark.parametrize("passes", [0, 1, 3])
+def test_a_sweep_over_features_is_in_the_order_of_the_images(lab, passes):
+    laboratory = lab("fine", batch_size=5)
+    laboratory.begin(0)
+    method, images = laboratory.method, laboratory.task(0).train
+    sweep = method.features_sweep("name", images, passes)
+    swept = laboratory.engine.sweep(sweep)
+    how = {"augment": passes > 0, "shuffle": False}
+    batches = ImageBatches(images, laboratory.preprocess, 20, method.stream("name"), method.context.placement, **how)
+    inputs = [batch.inputs for number in range(passes) for batch in batches.epoch(number)]
+    inputs = inputs or [laboratory.preprocess.test(images.pixels)]  # as they are
+    expected = torch.cat([method.solver.eval()(x, Need.FEATURE).feature for x in inputs])
+    torch.testing.assert_close(swept["features"], expected)
+    assert torch.equal(swept["labels"], images.labels.repeat(max(1, passes)))
+    assert (sweep.name, sweep.epochs) == ("name", max(1, passes))
+    assert [len(batch.labels) for batch in sweep.batches.epoch(0)] == [20, 4]  # without gradients there is room
 
 
 def test_a_batch_of_one_image_is_refused_where_batch_norm_would_fail(lab):

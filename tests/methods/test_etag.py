@@ -14,7 +14,8 @@ from etag.core.scenario import Task
 from etag.data.preprocess import Preprocess
 from etag.data.scenario import parse_split
 from etag.methods.base import Context
-from etag.methods.etag import EtagOptions, class_ratio
+from etag.methods.etag import EtagOptions
+from etag.methods.parts.ratio import class_ratio
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 
@@ -27,7 +28,7 @@ RELEASE = {
     "ce_new_support": "all",
     "ce_replay_support": "all",
     "argmax": "all",
-    "embedding": {"num_aux": 4, "aux_new": "fixed"},
+    "embedding": {"num_aux": 4, "aux_new": "fixed", "ratio": "integer", "batch_norm": "views"},
     "generator": {"last_task": False},
 }
 
@@ -61,10 +62,10 @@ def test_nothing_is_old_at_the_base_task(kind):
 # -- the solver's objective, one number at a time --------------------------------------------------
 
 
-def said(solver, images):
-    """What a solver says of quarter turn r of image k (row 4k + r), stage by stage, in float64."""
+def said(solver, images, turns):
+    """What a solver says of quarter turn r of image k (row k * turns + r), stage by stage, in float64."""
     net = deepcopy(solver).double().eval()
-    turned = np.stack([np.rot90(image, r, axes=(1, 2)) for image in images.double().numpy() for r in range(4)])
+    turned = np.stack([np.rot90(image, r, axes=(1, 2)) for image in images.double().numpy() for r in range(turns)])
     with torch.no_grad():
         x, auxiliary = torch.from_numpy(turned), []
         for number, stage in enumerate(net.backbone.stages):
@@ -78,17 +79,19 @@ def naive_terms(naive, laboratory, index, batch):
     """Eq. (8) at the base task, Eq. (9) after it, from the networks and the step's draws."""
     method, task, o = laboratory.method, laboratory.task(index), laboratory.method.options
     solver, labels = method.solver, batch.labels.tolist()
-    student = said(solver, batch.inputs)
-    logits = naive.head(solver.head, student.features[::4])
+    e, turns = o.embedding, {"rotation": 4, "none": 1}[o.embedding.views]
+    student = said(solver, batch.inputs, turns)
+    logits = naive.head(solver.head, student.features[::turns])
     terms = {"ce": naive.cross_entropy(logits, labels, naive.outputs_in(o.ce_new_support, task, solver.head))}
     student_logits = [naive.head(a.head, f) for a, f in zip(solver.auxiliaries, student.auxiliary, strict=True)]
-    view_labels = [4 * label + r for label in labels for r in range(4)]
-    if index == 0 or o.embedding.aux_new == "ce":
-        terms["aux_ce"] = sum(naive.cross_entropy(stage, view_labels) for stage in student_logits)
+    view_labels = [turns * label + r for label in labels for r in range(turns)]
+    if index == 0 or e.aux_new == "ce":
+        terms["aux_ce"] = e.weight * sum(naive.cross_entropy(stage, view_labels) for stage in student_logits)
     if index == 0:
         return terms
 
-    ratio = task.old / task.new if o.ratio == "exact" else task.base // task.new + index - 1
+    ratios = {"exact": task.old / task.new, "integer": task.base // task.new + index - 1}
+    ratio = ratios[o.ratio]
     lambda_ce = ratio if o.lambda_ce is None else o.lambda_ce
     lambda_kd = (ratio if o.lambda_kd is None else o.lambda_kd) * o.kd_weight
     rows, latent = o.replay_batch or len(labels), o.generator.latent
@@ -101,15 +104,16 @@ def naive_terms(naive, laboratory, index, batch):
         terms["ce"] /= 1 + lambda_ce
         terms["replay"] /= 1 + lambda_ce
 
-    teacher = said(method.teacher.network, batch.inputs)
-    every = 4 if o.l2_views == "plain" else 1
+    teacher = said(method.teacher.network, batch.inputs, turns)
+    every = turns if o.l2_views == "plain" else 1
     squares = naive.squares(student.features[::every], teacher.features[::every])
     mean_norm = sum(map(math.sqrt, squares)) / len(squares)
     terms["l2"] = lambda_kd * (mean_norm if o.l2_reduction == "mean_norm" else math.sqrt(sum(squares)))
     terms["kl"] = 0.0
+    weight = e.weight * (ratios[e.ratio] if e.lambda_kd is None else e.lambda_kd)
     for stage in range(3):
         old = naive.head(method.teacher.network.auxiliaries[stage].head, teacher.auxiliary[stage])
-        terms["kl"] += lambda_kd * naive.divergence(student_logits[stage], old, o.embedding.tau)
+        terms["kl"] += weight * naive.divergence(student_logits[stage], old, e.tau)
     return terms
 
 
@@ -147,12 +151,12 @@ def test_the_objective_is_the_papers_equation_or_the_releases_code(naive, at_tas
 
 # what an option is compared with, its other value, and the terms that must change
 SWITCHES = {
-    "ratio": ({}, {"ratio": "integer"}, {"replay", "l2", "kl"}),
+    "ratio": ({}, {"ratio": "integer"}, {"replay", "l2"}),
     "ce_normalise": ({}, {"ce_normalise": True}, {"ce", "replay"}),
     "lambda_ce": ({}, {"lambda_ce": 4.0}, {"replay"}),
     "lambda_ce normalised": ({"ce_normalise": True}, {"ce_normalise": True, "lambda_ce": 4.0}, {"ce", "replay"}),
-    "lambda_kd": ({}, {"lambda_kd": 4.0}, {"l2", "kl"}),
-    "kd_weight": ({}, {"kd_weight": 0.5}, {"l2", "kl"}),
+    "lambda_kd": ({}, {"lambda_kd": 4.0}, {"l2"}),
+    "kd_weight": ({}, {"kd_weight": 0.5}, {"l2"}),
     "l2_reduction": ({}, {"l2_reduction": "frobenius"}, {"l2"}),
     "l2_views": ({}, {"l2_views": "all"}, {"l2"}),
     "ce_new_support new": ({}, {"ce_new_support": "new"}, {"ce"}),
@@ -160,6 +164,16 @@ SWITCHES = {
     "ce_replay_support old": ({}, {"ce_replay_support": "old"}, {"replay"}),
     "ce_replay_support all": ({"head": "fixed"}, {"head": "fixed", "ce_replay_support": "all"}, {"replay"}),
     "replay_batch": ({}, {"replay_batch": 5}, {"replay"}),
+    "embedding ratio": ({}, {"embedding": {"ratio": "integer"}}, {"kl"}),
+    "embedding lambda_kd": ({}, {"embedding": {"lambda_kd": 4.0}}, {"kl"}),
+    "embedding weight": ({}, {"embedding": {"weight": 0.5}}, {"kl"}),
+    "embedding weight with aux_new": (
+        {"embedding": {"aux_new": "ce"}},
+        {"embedding": {"aux_new": "ce", "weight": 0.5}},
+        {"kl", "aux_ce"},
+    ),
+    "embedding views": ({}, {"embedding": {"views": "none"}}, {"kl"}),
+    "embedding batch_norm": ({}, {"embedding": {"batch_norm": "views"}}, set()),
     "tau": ({}, {"embedding": {"tau": 1.0}}, {"kl"}),
     "aux_new ce": ({}, {"embedding": {"aux_new": "ce"}}, {"aux_ce"}),
     "aux_new fixed": ({}, {"embedding": {"aux_new": "fixed"}}, {"kl"}),
@@ -201,18 +215,32 @@ def test_student_and_teacher_agree_when_a_task_begins(lab):
 
 
 @pytest.mark.parametrize(
-    ("option", "absent"), [("lambda_kd", {"l2", "kl"}), ("kd_weight", {"l2", "kl"}), ("lambda_ce", {"replay"})]
+    ("options", "absent"),
+    [
+        ({"lambda_kd": 0.0}, {"l2"}),
+        ({"kd_weight": 0.0}, {"l2"}),
+        ({"embedding": {"lambda_kd": 0.0}}, {"kl"}),
+        ({"embedding": {"weight": 0.0}}, {"kl"}),
+        ({"embedding": None}, {"kl"}),
+        ({"lambda_kd": 0.0, "embedding": {"lambda_kd": 0.0}}, {"l2", "kl"}),
+        ({"kd_weight": 0.0, "embedding": {"weight": 0.0}}, {"l2", "kl"}),
+        ({"kd_weight": 0.0, "embedding": None}, {"l2", "kl"}),
+        ({"lambda_ce": 0.0}, {"replay"}),
+    ],
+    ids=str,
 )
-def test_a_weight_of_zero_leaves_the_term_out(at_task, option, absent):
-    laboratory, phase = at_task(1, {option: 0.0})
+def test_a_weight_of_zero_leaves_the_term_out(at_task, options, absent):
+    laboratory, phase = at_task(1, options)
     rows, old = [], []
     laboratory.method.solver.backbone.stages[0].register_forward_hook(lambda _, x, __: rows.append(len(x[0])))
     laboratory.method.teacher.network.backbone.stages[0].register_forward_hook(lambda *_: old.append("teacher"))
     laboratory.method.replay.old.network.decoder.register_forward_hook(lambda *_: old.append("generator"))
     _, terms = computed(phase)
     assert set(terms) == {"ce", "replay", "l2", "kl"} - absent
-    # without distillation no view is made and no teacher asked; without replay no feature
-    assert (rows, old) == (([12], ["generator"]) if "kl" in absent else ([48], ["teacher"]))
+    # views are made for embedding distillation; the teacher is asked for either kind, the old generator for replay
+    asked = [] if "replay" in absent else ["generator"]
+    asked += [] if absent >= {"l2", "kl"} else ["teacher"]
+    assert (rows, sorted(old)) == ([12 if "kl" in absent else 48], asked)
 
 
 PULLS = {
@@ -258,6 +286,43 @@ def test_batch_norm_statistics_rest_after_the_base_task(lab, snapshot, mode, mov
     assert all(not torch.equal(base[name], fresh[name]) for name in statistics)
     assert {torch.equal(after[name], base[name]) for name in statistics} == {not moves}
     assert all(not torch.equal(after[name], base[name]) for name in weights)  # affine weights of BatchNorm included
+
+
+def statistics(method):
+    """Those that the BatchNorm of the backbone's stages has gathered, stage by stage."""
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    stages = method.solver.backbone.stages
+    return [{key: value for key, value in stage.state_dict().items() if key.endswith(names)} for stage in stages]
+
+
+@pytest.mark.parametrize(
+    ("options", "apart"), [({}, True), ({"batch_norm": "images"}, True), ({"batch_norm": "views"}, False)]
+)
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_the_backbone_remembers_of_a_step_is_of_the_images_or_of_all_views(lab, options, apart, index):
+    """By default as without auxiliaries; all views together as in the release."""
+    etag = lab("etag", {"embedding": options, "batch_norm": "train"}, steps=1)
+    fine = lab("fine", steps=1)
+    for laboratory in (etag, fine):
+        laboratory.begin(*range(index + 1))
+    phase = next(etag.method.phases(etag.task(index)))
+    batch, reference = next(phase.batches.epoch(0)), deepcopy(etag.method.solver)
+    etag.engine.train(phase)
+    fine.engine.train(next(fine.method.phases(fine.task(index))))
+    found, alone = statistics(etag.method), statistics(fine.method)
+    together, x = [], torch.stack([batch.inputs.rot90(r, dims=(2, 3)) for r in range(4)], dim=1).flatten(0, 1)
+    for stage in list(reference.train().backbone.stages)[:3]:
+        x = stage(x)
+        together.append({key: value for key, value in stage.state_dict().items() if key in alone[len(together)]})
+    for stage in range(3):
+        for key, value in found[stage].items():
+            torch.testing.assert_close(value, (alone if apart else together)[stage][key])
+            if not key.endswith("num_batches_tracked"):
+                assert not torch.allclose(value, (together if apart else alone)[stage][key])
+            else:
+                assert value == 1
+    same = all(torch.allclose(value, alone[3][key]) for key, value in found[3].items())
+    assert same is apart  # the last stage sees the images only; but those have been normalised by others
 
 
 def test_the_old_networks_do_not_change_while_a_task_is_learnt(lab, snapshot):
@@ -312,12 +377,24 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(lab, snaps
 
 def test_a_term_of_weight_zero_is_no_term_at_all(lab, snapshot):
     """Without distillation and replay, what is left of eTag after the base task is fine-tuning."""
-    alone = lab("etag", {"lambda_kd": 0.0, "lambda_ce": 0.0, "batch_norm": "train"})
+    alone = lab("etag", {"lambda_kd": 0.0, "lambda_ce": 0.0, "batch_norm": "train", "embedding": {"lambda_kd": 0.0}})
     fine = lab("fine")
     for laboratory in (alone, fine):
         laboratory.begin(0)
         laboratory.begin(1)
         laboratory.engine.train(next(laboratory.method.phases(laboratory.task(1))))
+    learnt = snapshot(alone.method.solver)
+    assert all(torch.equal(value, learnt[name]) for name, value in fine.method.solver.state_dict().items())
+
+
+@pytest.mark.parametrize("embedding", [None, {"weight": 0.0}])
+def test_without_any_of_its_parts_it_is_fine_tuning_from_the_base_task_on(lab, snapshot, embedding):
+    alone = lab("etag", {"lambda_kd": 0.0, "lambda_ce": 0.0, "batch_norm": "train", "embedding": embedding})
+    fine = lab("fine")
+    for laboratory in (alone, fine):
+        for index in (0, 1):
+            laboratory.begin(index)
+            laboratory.engine.train(next(laboratory.method.phases(laboratory.task(index))))
     learnt = snapshot(alone.method.solver)
     assert all(torch.equal(value, learnt[name]) for name, value in fine.method.solver.state_dict().items())
 
@@ -357,7 +434,10 @@ def test_the_defaults_are_the_papers():
         "frozen",
     )
     assert (o.embedding.tau, o.embedding.num_aux, o.embedding.aux_new) == (3.0, None, "none")
+    assert (o.embedding.weight, o.embedding.lambda_kd, o.embedding.ratio) == (1, None, "exact")
+    assert (o.embedding.views, o.embedding.batch_norm, o.guidance) == ("rotation", "images", True)
     g = o.generator
+    assert g.kind == "cvae"
     assert (g.latent, g.hidden, g.last_task, g.recon, g.ce_old) == (200, 512, True, "gaussian", False)
     assert (g.ce_current_input, g.ce_current_support, g.ce_current_weight) == ("prior", "seen", "one")
     assert (g.old_match_weight, g.old_match_reduction) == (1.0, "gaussian")

@@ -1,19 +1,25 @@
+from copy import deepcopy
+
 import pytest
 import torch
 
 from etag.core.errors import EtagError
 from etag.core.outputs import Need, Outputs
-from etag.core.random import Stream
+from etag.core.random import Draws, Stream
+from etag.core.work import Batch
 from etag.data.views import ROTATIONS
-from etag.models.backbone import ModelOptions
-from etag.models.solver import Frozen, LinearPredictor, Teacher, build_solver
+from etag.models.backbone import BACKBONES, ModelOptions
+from etag.models.heads import CosineHead
+from etag.models.predictors import LinearPredictor
+from etag.models.solver import Features, Frozen, Teacher, build_solver
 
 STREAM = Stream.root(0)
 IMAGES = torch.randn(5, 1, 8, 8, generator=STREAM.generator("images"))
+LARGER = torch.randn(5, 1, 32, 32, generator=STREAM.generator("larger")).double()  # enough for any backbone
 
 
-def solver(auxiliaries=3, classes=3, **options):
-    made = build_solver(ModelOptions(**{"width": 4} | options), 1, 8, STREAM)
+def solver(auxiliaries=3, classes=3, size=8, signed=False, head=None, **options):
+    made = build_solver(ModelOptions(**{"width": 4} | options), 1, size, STREAM, head, signed)
     made.head.grow(classes, STREAM.generator("head"))
     made.add_auxiliaries(auxiliaries, STREAM)
     for number, auxiliary in enumerate(made.auxiliaries):
@@ -70,11 +76,12 @@ def test_an_unknown_backbone_is_answered_with_the_nearest():
 
 
 PARTS = {
-    Need.FEATURE: "feature",
-    Need.LOGITS: "logits",
-    Need.VIEW_FEATURES: "view_features",
-    Need.STAGES: "stages",
-    Need.AUXILIARY: "auxiliary",
+    "feature": Need.FEATURE,
+    "logits": Need.LOGITS,
+    "view_features": Need.VIEW_FEATURES,
+    "stages": Need.STAGES,
+    "raw_stages": Need.STAGES,
+    "auxiliary": Need.AUXILIARY,
 }
 NEEDS = [
     Need.NOTHING,
@@ -90,8 +97,9 @@ NEEDS = [
 def test_what_is_asked_for_is_all_there_is(need, views):
     images = ROTATIONS.of(IMAGES) if views == 4 else IMAGES
     said = solver().eval()(images, need, views)
-    there = {name for name in PARTS.values() if (value := getattr(said, name)) is not None and len(value)}
-    assert there == {name for part, name in PARTS.items() if part & need}
+    there = {name for name in PARTS if (value := getattr(said, name)) is not None and len(value)}
+    assert there == {name for name, part in PARTS.items() if part & need}
+    assert set(PARTS) == set(vars(said))
 
 
 def test_rows_of_views_are_image_by_image():
@@ -145,7 +153,8 @@ def rows_seen(module, call):
 )
 def test_the_last_stage_sees_the_views_only_where_they_are_needed(auxiliaries, need, rows):
     made = solver(auxiliaries).eval()
-    assert rows_seen(made.backbone.stages[-1], lambda: made(ROTATIONS.of(IMAGES), need, views=4)) == rows
+    first_layer = made.backbone.stages[-1][0]
+    assert rows_seen(first_layer, lambda: made(ROTATIONS.of(IMAGES), need, views=4)) == rows
 
 
 def test_auxiliaries_rest_unless_asked():
@@ -162,6 +171,237 @@ def test_auxiliaries_train_the_backbone():
         for stage in made.backbone.stages
     ]
     assert moved == [True, True, True, False]
+
+
+# -- maps before and after the activation ----------------------------------------------------------
+
+
+def relu(maps):
+    return maps.clamp_min(0)
+
+
+def none(maps):
+    return maps
+
+
+# the activation that each stage ends in
+ACTIVATIONS = {
+    "resnet18": 4 * [relu],
+    "resnet32": 3 * [relu],
+    "vgg11": 5 * [relu],
+    "mobilenetv2": [*4 * [none], lambda maps: maps.clamp(0, 6)],
+    "mlp": 2 * [relu],
+}
+
+
+def test_every_backbone_is_looked_at():
+    assert set(ACTIVATIONS) == set(BACKBONES)
+
+
+@pytest.mark.parametrize("views", [1, 4])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_stage_is_its_raw_map_and_then_its_activation(name, mode, views, disturb):
+    made = disturb(solver(0, backbone=name, size=32), scale=0.5).double().train(mode == "train")
+    whole = deepcopy(made)
+    images = ROTATIONS.of(LARGER) if views == 4 else LARGER
+    said = made(images, Need.STAGES | Need.FEATURE | Need.LOGITS, views)
+    assert len(said.raw_stages) == len(said.stages) == len(ACTIVATIONS[name])
+    x = LARGER
+    for raw, maps, activation, stage in zip(
+        said.raw_stages, said.stages, ACTIVATIONS[name], whole.backbone.stages, strict=True
+    ):
+        x = stage(x)
+        assert raw.min() < 0
+        assert torch.equal(maps, activation(raw))
+        torch.testing.assert_close(maps, x)
+    torch.testing.assert_close(said.feature, x.mean((2, 3)) if x.ndim == 4 else x)
+    torch.testing.assert_close(said.logits, whole.head(said.feature))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_signed_features_go_without_the_last_activation(name, mode, disturb):
+    plain, signed = (
+        disturb(solver(0, backbone=name, size=32, signed=signed), scale=0.5).double().train(mode == "train")
+        for signed in (False, True)
+    )
+    need = Need.FEATURE | Need.LOGITS
+    reference, said, alone = (
+        plain(LARGER, need | Need.STAGES),
+        signed(LARGER, need | Need.STAGES),
+        signed(LARGER, need),
+    )
+    last = reference.raw_stages[-1]
+    expected = last.mean((2, 3)) if last.ndim == 4 else last
+    assert last.min() < 0 <= reference.feature.min()
+    assert not torch.allclose(expected, reference.feature)
+    for outputs in (said, alone):
+        torch.testing.assert_close(outputs.feature, expected)
+        torch.testing.assert_close(outputs.logits, signed.head(expected))
+    for raw, wanted in zip(said.raw_stages, reference.raw_stages, strict=True):
+        torch.testing.assert_close(raw, wanted)
+    *earlier, final = said.stages
+    for maps, wanted in zip(earlier, reference.stages[:-1], strict=True):  # only the last one is left out
+        torch.testing.assert_close(maps, wanted)
+    assert torch.equal(final, said.raw_stages[-1])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_classifying_from_any_stage_on_gives_the_logits_of_the_whole(name, signed, disturb):
+    made = disturb(solver(0, backbone=name, size=32, signed=signed)).double().eval()
+    said = made(LARGER, Need.LOGITS | Need.STAGES)
+    assert said.logits.std() > 1e-3
+    for stage, maps in enumerate(said.stages, start=1):
+        torch.testing.assert_close(made.classify(maps, stage), said.logits)
+
+
+# -- images apart from their views -----------------------------------------------------------------
+
+BOTH = Need.LOGITS | Need.AUXILIARY
+
+
+def copies(count, **options):
+    """The same solver several times, in training."""
+    made = solver(size=32, **options).double().train()
+    return [deepcopy(made) for _ in range(count)]
+
+
+def statistics(module):
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    return {name: value for name, value in module.state_dict().items() if name.endswith(names)}
+
+
+def alike(left, right):
+    return {name: torch.allclose(value, right[name]) for name, value in left.items()}
+
+
+WITH_STATISTICS = ["resnet18", "resnet32", "vgg11", "mobilenetv2"]
+
+
+@pytest.mark.parametrize("need", [Need.AUXILIARY, BOTH | Need.FEATURE, BOTH | Need.STAGES], ids=str)
+@pytest.mark.parametrize(("name", "on_last"), [*((name, False) for name in WITH_STATISTICS), ("resnet18", True)])
+def test_auxiliaries_change_nothing_of_what_batch_norm_and_the_head_see(name, on_last, need):
+    count = len(ACTIVATIONS[name]) - (not on_last)
+    with_views, alone = copies(2, auxiliaries=count, backbone=name)
+    start = deepcopy(statistics(with_views.backbone.stages[-1]))
+    said, plain = with_views(ROTATIONS.of(LARGER), need, views=4), alone(LARGER, need & ~Need.AUXILIARY | Need.LOGITS)
+    found, expected = statistics(with_views.backbone), statistics(alone.backbone)
+    if need == Need.AUXILIARY and not on_last:  # the last stage was not asked
+        assert all(alike(start, statistics(with_views.backbone.stages[-1])).values())
+        last = f"stages.{len(ACTIVATIONS[name]) - 1}."
+        found = {key: value for key, value in found.items() if not key.startswith(last)}
+    assert len(found) > 10
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key])
+        if key.endswith("num_batches_tracked"):
+            assert value == 1
+    if need & Need.LOGITS:
+        torch.testing.assert_close(said.logits, plain.logits)
+    if need & Need.FEATURE:
+        torch.testing.assert_close(said.feature, plain.feature)
+
+
+@pytest.mark.parametrize("name", WITH_STATISTICS)
+def test_views_may_count_in_the_statistics(name):
+    count = len(ACTIVATIONS[name]) - 1
+    with_views, alone, all_images = copies(3, auxiliaries=count, backbone=name)
+    with_views.views_in_statistics = True
+    images = ROTATIONS.of(LARGER)
+    said, plain, turned = with_views(images, BOTH, 4), alone(LARGER, BOTH), all_images(images, BOTH)
+    found, of_images, of_all = (
+        [statistics(stage) for stage in made.backbone.stages] for made in (with_views, alone, all_images)
+    )
+    for stage in range(count):
+        assert all(alike(found[stage], of_all[stage]).values())
+        by_images = alike(found[stage], of_images[stage])
+        assert not any(same for key, same in by_images.items() if key.endswith("running_var"))
+    for logits, wanted in zip(said.auxiliary, turned.auxiliary, strict=True):
+        torch.testing.assert_close(logits, wanted)
+    assert not torch.allclose(said.logits, plain.logits, atol=1e-3)
+
+
+def test_where_features_of_views_are_asked_for_they_count_in_the_statistics():
+    with_views, all_images = copies(2, auxiliaries=0)
+    images = ROTATIONS.of(LARGER)
+    said = with_views(images, Need.LOGITS | Need.VIEW_FEATURES, views=4)
+    plain = all_images(images, Need.LOGITS | Need.FEATURE)
+    assert all(alike(statistics(with_views), statistics(all_images)).values())
+    torch.testing.assert_close(said.view_features, plain.feature)
+    torch.testing.assert_close(said.logits, plain.logits[::4])
+
+
+@pytest.mark.parametrize(("name", "need"), [*((name, BOTH) for name in WITH_STATISTICS), ("resnet18", ~Need.NOTHING)])
+def test_other_views_are_normalised_among_themselves_and_come_back_in_their_places(name, need):
+    made, reference = copies(2, auxiliaries=len(ACTIVATIONS[name]), backbone=name)
+    images = ROTATIONS.of(LARGER)
+    own = torch.arange(20) % 4 == 0
+    said = made(images, need, views=4)
+    x = images.clone()
+    for stage, auxiliary, logits in zip(
+        reference.backbone.stages, reference.auxiliaries, said.auxiliary, strict=True
+    ):
+        groups = stage(x[own]), stage(x[~own])
+        x = groups[0].new_empty(20, *groups[0].shape[1:])
+        x[own], x[~own] = groups
+        torch.testing.assert_close(logits, auxiliary(x))
+    if need & Need.VIEW_FEATURES:
+        torch.testing.assert_close(said.view_features, x.mean((2, 3)))
+    torch.testing.assert_close(said.logits, reference.head(x[own].mean((2, 3))))
+
+
+def test_with_frozen_statistics_all_views_pass_together():
+    made = solver().train()
+    for module in made.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eval()
+    stage = made.backbone.stages[0][0]
+    assert rows_seen(stage, lambda: made(ROTATIONS.of(IMAGES), BOTH, views=4)) == [20]
+    assert rows_seen(stage, lambda: made.train()(ROTATIONS.of(IMAGES), BOTH, views=4)) == [5, 15]
+
+
+def test_passing_apart_leaves_batch_norm_as_it_was():
+    (made,) = copies(1)
+    norms = [module for module in made.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    made(ROTATIONS.of(LARGER), BOTH, views=4)
+    assert all(norm.track_running_stats and norm.training for norm in norms)
+    auxiliary = statistics(made.auxiliaries)
+    assert all(value == 1 for name, value in auxiliary.items() if name.endswith("num_batches_tracked"))
+
+
+# -- what is stepped -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("need", [Need.LOGITS, BOTH], ids=str)
+@pytest.mark.parametrize("old_classes", [True, False])
+@pytest.mark.parametrize("cosine", [False, True])
+def test_old_classes_may_be_left_out_of_what_is_used(need, old_classes, cosine):
+    made = solver(3, head=CosineHead if cosine else None)
+    for number in range(2):
+        made.head.grow(2, STREAM.generator("more", number))
+    used = made.used_for(need, old_classes)
+    ids = {id(parameter) for parameter in used}
+    assert len(ids) == len(used)
+    names = {name for name, parameter in made.named_parameters() if id(parameter) in ids}
+    everything = {name for name, _ in made.named_parameters()}
+    absent = set() if need & Need.AUXILIARY else {name for name in everything if name.startswith("auxiliaries.")}
+    if not old_classes:
+        kinds = ["weight"] if cosine else ["weight", "bias"]
+        absent |= {f"head.blocks.{block}.{kind}" for block in (0, 1) for kind in kinds}
+    assert absent <= everything
+    assert names == everything - absent
+    assert ("head.scale" in names) is cosine  # it belongs to no class
+    if old_classes:
+        assert {id(parameter) for parameter in made.used_for(need)} == ids
+
+
+def test_a_sweep_over_features_has_the_label_and_the_feature_of_every_image():
+    made, labels = solver().eval(), torch.tensor([0, 2, 1, 1, 0])
+    found = Features(made)(Batch(IMAGES, labels, Draws(STREAM), 5))
+    assert set(found) == {"features", "labels"}
+    assert torch.equal(found["labels"], labels)
+    torch.testing.assert_close(found["features"], made(IMAGES, Need.FEATURE).feature)
 
 
 # -- teachers --------------------------------------------------------------------------------------

@@ -29,6 +29,17 @@ from etag.models.solver import Features, Teacher, build_solver
 from etag.models.weights import WeightsReport, load_weights
 
 
+# what a method may keep from task to task: the keys of `parts()`
+ROLES = {
+    "solver": "the network that classifies, with its auxiliaries",
+    "generator": "a network that makes features",
+    "importance": "a number per backbone weight",
+    "scores": "mean scores per class",
+    "prototypes": "mean features per class",
+    "exemplars": "images",
+}
+
+
 class MethodOptions(Options):
     """Options of every method."""
 

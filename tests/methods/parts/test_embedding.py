@@ -83,7 +83,7 @@ def test_an_output_that_was_never_trained_would_be_noticed(one_step):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_distillation_compares_the_teachers_outputs(lab, disturb, naive, kind):
-    laboratory = lab("etag", options(kind, tau=2.0) | {"lambda_kd": 1.0})
+    laboratory = lab("etag", options(kind, tau=2.0, lambda_kd=1.0))
     laboratory.begin(0, 1)
     disturb(laboratory.method.solver)
     phase, said = laboratory.works(1)["solver"], []
@@ -147,12 +147,12 @@ def test_no_count_is_one_for_each_stage_but_the_last(lab):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("weight", [1.0, 0.0])
+@pytest.mark.parametrize("weights", [{}, {"lambda_kd": 0.0}, {"weight": 0.0}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [3, 4])
-def test_what_is_stepped_is_what_the_loss_is_computed_from(lab, disturb, kind, count, weight, index):
+def test_what_is_stepped_is_what_the_loss_is_computed_from(lab, disturb, kind, count, weights, index):
     """No classifier that is never trained pulls at the backbone; and DDP waits for every parameter's gradient."""
-    laboratory = lab("etag", options(kind, num_aux=count) | {"kd_weight": weight})
+    laboratory = lab("etag", options(kind, num_aux=count, **weights) | {"kd_weight": 0.0 if weights else 1.0})
     laboratory.begin(*range(index + 1))
     solver = disturb(laboratory.method.solver.requires_grad_(True))
     phase = laboratory.works(index)["solver"]

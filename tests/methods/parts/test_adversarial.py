@@ -1,0 +1,237 @@
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from etag.core.random import Placement
+
+OPTIONS = {"generator": {"kind": "wgan", "critic_steps": 2, "last_task": True}}
+
+
+@pytest.fixture
+def at_task(lab, disturb):
+    """A laboratory whose task has begun, with old and new networks that differ; and that task's generator phase."""
+
+    def make(index, **generator):
+        laboratory = lab("gfr", {"generator": OPTIONS["generator"] | generator})
+        for begun in range(index + 1):
+            laboratory.begin(begun)
+            for part in laboratory.method.parts().values():
+                disturb(part, key=begun)
+        return laboratory, laboratory.works(index)["generator"]
+
+    return make
+
+
+def batch_of(phase):
+    return next(phase.batches.epoch(0))
+
+
+def terms_of(phase, player):
+    with torch.no_grad():
+        return {name: value.item() for name, value in phase.module(batch_of(phase), player=player).items()}
+
+
+# -- the losses, one number at a time --------------------------------------------------------------
+
+
+def slope(values):
+    return np.where(values > 0, 1.0, 0.2)
+
+
+class NaiveGan:
+    """The forward pass of both networks, and the critic's gradient, as matrices."""
+
+    def __init__(self, naive, gan):
+        self.naive, self.g, self.c = naive, gan.generator, gan.critic
+
+    def decode(self, codes, labels):
+        first = self.naive.conditional(self.g.first, np.asarray(codes, np.float64), labels)
+        second = self.naive.linear(self.g.second, first * slope(first))
+        return np.maximum(self.naive.linear(self.g.last, second * slope(second)), 0)
+
+    def critic(self, x, labels):
+        """What it says of each row, and its gradient there."""
+        first = self.naive.linear(self.c.first, x)
+        second = self.naive.linear(self.c.second, first * slope(first))
+        vectors = self.naive.matrix(*(block.weight for block in self.c.classes))[np.asarray(labels)]
+        direction = vectors + self.naive.matrix(self.c.answer.weight)
+        said = (direction * second * slope(second)).sum(1) + self.c.answer.bias.item()
+        back = (direction * slope(second)) @ self.naive.matrix(self.c.second.weight)
+        return said, (back * slope(first)) @ self.naive.matrix(self.c.first.weight)
+
+
+def naive_terms(naive, laboratory, index, batch, player):
+    method, task, rows = laboratory.method, laboratory.task(index), len(batch.labels)
+    gan, labels, draws = NaiveGan(naive, method.replay.generator), batch.labels.tolist(), batch.draws
+    made = gan.decode(draws.normal(f"{player} codes", rows, 5), labels)
+    if player == "critic":
+        real = batch.inputs.double().numpy()
+        share = draws.uniform("between", rows, 1).double().numpy()
+        _, gradient = gan.critic(real + share * (made - real), labels)
+        lengths = np.sqrt((gradient**2).sum(1))
+        return {
+            "wasserstein": gan.critic(made, labels)[0].mean() - gan.critic(real, labels)[0].mean(),
+            "penalty": method.options.generator.penalty * ((lengths - 1) ** 2).mean(),
+        }
+    terms = {"made": -gan.critic(made, labels)[0].mean()}
+    if index:
+        old_labels = draws.integers("old labels", 0, task.old, rows).tolist()
+        codes = draws.normal("old codes", rows, 5)
+        wanted = NaiveGan(naive, method.replay.old.network).decode(codes, old_labels)
+        weight = method.options.generator.old_match_weight * task.old / task.new
+        terms["match"] = weight * ((gan.decode(codes, old_labels) - wanted) ** 2).sum()
+    return terms
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("player", ["critic", "generator"])
+def test_each_player_minimises_its_own_terms(naive, at_task, player, index):
+    laboratory, phase = at_task(index, penalty=3.0, old_match_weight=0.5)
+    expected = naive_terms(naive, laboratory, index, batch_of(phase), player)
+    assert terms_of(phase, player) == pytest.approx(expected, rel=1e-4)
+    assert all(value != 0 for value in expected.values())
+
+
+def test_the_weights_are_gfrs_by_default(at_task):
+    options = at_task(0)[0].method.options.generator
+    assert (options.penalty, options.old_match_weight, options.train.betas) == (10.0, 1e-3, (0.5, 0.999))
+    assert type(options)().critic_steps == 5
+    assert not type(options)().last_task
+
+
+def test_codes_of_the_two_players_are_different(at_task):
+    draws = batch_of(at_task(0)[1]).draws
+    assert not torch.equal(draws.normal("critic codes", 4, 5), draws.normal("generator codes", 4, 5))
+
+
+def test_likeness_is_zero_where_the_generator_is_the_old_one(at_task):
+    laboratory, phase = at_task(1)
+    replay = laboratory.method.replay
+    replay.generator.load_state_dict(
+        replay.old.network.state_dict()
+        | {key: value for key, value in replay.generator.state_dict().items() if ".1." in key}
+    )
+    assert terms_of(phase, "generator")["match"] == 0
+
+
+@pytest.mark.parametrize("player", ["critic", "generator"])
+def test_the_mean_over_two_processes_is_what_one_computes(at_task, player):
+    laboratory, _ = at_task(1)
+    method, task, found = laboratory.method, laboratory.task(1), []
+    swept = laboratory.engine.sweep(method.features_sweep("features", task.train, 2))
+    for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
+        method.replay.context = replace(method.context, placement=placement)
+        weights = method.generator_weights(task)
+        phase = method.replay.phase(task, method.solver.head, swept, weights, method.stream("generator"))
+        found.append(terms_of(phase, player))
+    alone, *shares = found
+    assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)
+
+
+# -- who learns from what --------------------------------------------------------------------------
+
+
+def pulled(module):
+    named = module.named_parameters()
+    return {name for name, parameter in named if parameter.grad is not None and parameter.grad.any()}
+
+
+def test_the_critics_terms_leave_the_generator_without_gradient(at_task):
+    laboratory, phase = at_task(1)
+    gan = laboratory.method.replay.generator.requires_grad_(True)
+    for term in ("wasserstein", "penalty"):
+        gan.zero_grad()
+        phase.module(batch_of(phase), player="critic")[term].backward()
+        assert pulled(gan.generator) == set()
+        # what stands behind every answer alike cancels, or has no slope; nor has anybody seen an old class
+        assert {"first.weight", "second.weight", "answer.weight", "classes.1.weight"} <= pulled(gan.critic)
+
+
+def test_the_generator_learns_through_the_critic_and_from_its_old_self(at_task):
+    laboratory, phase = at_task(1)
+    gan, old = laboratory.method.replay.generator.requires_grad_(True), laboratory.method.replay.old
+    layers = {"first.linear.weight", "second.weight", "last.weight"}
+    for term, block in (("made", "first.blocks.1.weight"), ("match", "first.blocks.0.weight")):
+        gan.zero_grad()
+        phase.module(batch_of(phase), player="generator")[term].backward()
+        assert layers | {block} <= pulled(gan.generator)
+    assert pulled(gan.critic) == set()  # the likeness asks nobody
+    assert all(parameter.grad is None for parameter in old.parameters())
+
+
+class Watch:
+    """Notes, at every call of a phase's module, who plays; and, before it, both networks and their gradients."""
+
+    def __init__(self, phase, gan):
+        self.gan, self.players, self.states = gan, [], []
+        phase.module.register_forward_pre_hook(self.note, with_kwargs=True)
+
+    def note(self, _, __, options):
+        self.players.append(options["player"])
+        self.states.append(self.state())
+
+    def state(self):
+        return {
+            name: ([p.detach().clone() for p in part.parameters()], [deepcopy(p.grad) for p in part.parameters()])
+            for name, part in (("critic", self.gan.critic), ("generator", self.gan.generator))
+        }
+
+
+def same(one, other):
+    pairs = zip(one, other, strict=True)
+    return all((a is None and b is None) or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+
+
+@pytest.fixture
+def watched(at_task):
+    """Six steps through the engine, all of which were watched."""
+    laboratory, phase = at_task(1)
+    watch = Watch(phase, laboratory.method.replay.generator)
+    laboratory.engine.train(replace(phase, training=phase.training.model_copy(update={"steps": 6})))
+    return watch
+
+
+def test_the_generator_has_its_turn_every_few_batches_after_the_critic(watched):
+    assert watched.players == ["critic", "generator", "critic"] * 3
+
+
+def test_a_turn_moves_its_own_player_and_leaves_the_other_without_gradient(watched):
+    for player, before, after in zip(watched.players, watched.states, watched.states[1:], strict=False):
+        other = {"critic": "generator", "generator": "critic"}[player]
+        assert not same(before[player][0], after[player][0])
+        assert not same(before[player][1], after[player][1])
+        assert same(before[other][0], after[other][0])
+        assert same(before[other][1], after[other][1])  # what its own last turn left
+
+
+def test_the_solver_and_the_old_generator_rest(at_task, snapshot):
+    laboratory, phase = at_task(1)
+    method = laboratory.method
+    resting = {"solver": method.solver, "teacher": method.teacher, "old": method.replay.old}
+    before = {name: snapshot(module) for name, module in resting.items()}
+    laboratory.engine.train(phase)
+    for name, module in resting.items():
+        for key, value in module.state_dict().items():
+            assert torch.equal(value, before[name][key]), (name, key)
+
+
+def test_what_is_replayed_is_made_by_the_old_generator(at_task, naive):
+    laboratory, phase = at_task(1)
+    replay, task, batch = laboratory.method.replay, laboratory.task(1), batch_of(phase)
+    labels, features = replay.made(batch, task, 20)
+    codes = batch.draws.normal("replay codes", 20, 5)
+    expected = NaiveGan(naive, replay.old.network).decode(codes, labels)
+    torch.testing.assert_close(features.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
+    assert set(labels.tolist()) == {0, 1, 2}
+    assert not features.requires_grad
+
+
+def test_a_critic_learns_to_tell_made_from_real(at_task):
+    laboratory, phase = at_task(0, critic_steps=1000)
+    before = terms_of(phase, "critic")["wasserstein"]
+    training = phase.training.model_copy(update={"steps": 30, "lr": 1e-2})
+    laboratory.engine.train(replace(phase, training=training))
+    assert terms_of(phase, "critic")["wasserstein"] < before

@@ -1,0 +1,328 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from etag.core.outputs import Need
+from etag.core.random import Stream
+from etag.methods.parts.importance import Importance, ImportanceOptions, flat, log_likelihood, output_norm
+
+WEIGHT = 7.0
+
+
+@pytest.fixture
+def at_task(lab, disturb):
+    """A laboratory whose tasks up to one have begun, with a solver that is no longer as it was built."""
+
+    def make(name="ewc", index=0, importance=None, batch_size=7, **options):
+        options = {"weight": WEIGHT, "importance": importance or {}} | options
+        laboratory = lab(name, options, batch_size=batch_size)
+        laboratory.begin(*range(index + 1))
+        disturb(laboratory.method.solver)
+        return laboratory
+
+    return make
+
+
+def sweep_of(laboratory, index=0):
+    method = laboratory.method
+    return method.importance.sweep(laboratory.task(index), method.solver, method.context, Stream.root(5))
+
+
+def swept(laboratory, index=0):
+    found = laboratory.engine.sweep(sweep_of(laboratory, index))
+    return found["importance"] / found["images"]
+
+
+def gradient(solver, value):
+    """Of a number on all weights of the backbone, one after the other."""
+    found = torch.autograd.grad(value, list(solver.backbone.parameters()))
+    return torch.cat([part.reshape(-1).double() for part in found])
+
+
+def logits_of(laboratory, rows, index=0):
+    """Of some images, without chance, by autograd's usual way."""
+    pixels = laboratory.task(index).train.pixels[rows]
+    return laboratory.method.solver.eval()(laboratory.preprocess.test(pixels), Need.LOGITS).logits
+
+
+def log_likelihood_of(naive, logits, kind, true, uniform):
+    """Minus log p of the label of one image, by hand."""
+    (row,) = naive.rows(logits)
+    probabilities = [math.exp(value) for value in naive.log_softmax(row)]
+    if kind == "argmax":
+        label = row.index(max(row))
+    elif kind == "true":
+        label = true
+    else:
+        label = next(c for c in range(len(row)) if sum(probabilities[: c + 1]) >= uniform or c == len(row) - 1)
+    return label, logits[0].logsumexp(0) - logits[0, label]
+
+
+def assert_close(found, expected):
+    assert expected.max() > 0
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5 * expected.max().item())
+
+
+# -- image by image --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["argmax", "true", "multinomial"])
+def test_the_fisher_information_is_the_mean_squared_gradient_of_single_images(naive, at_task, kind):
+    laboratory = at_task(labels=kind)
+    images, expected, labels = laboratory.task(0).train, 0.0, []
+    uniform = [u for batch in sweep_of(laboratory).batches.epoch(0) for u in draws_of(batch)]
+    for number in range(24):
+        logits = logits_of(laboratory, [number])
+        label, loss = log_likelihood_of(naive, logits, kind, images.labels[number].item(), uniform[number])
+        expected += gradient(laboratory.method.solver, loss).square() / 24
+        labels.append(label)
+    assert_close(swept(laboratory), expected)
+    if kind != "argmax":
+        assert len(set(labels)) > 1
+
+
+def draws_of(batch):
+    return batch.draws.uniform("sampled labels", batch.total).tolist()
+
+
+def test_the_three_kinds_of_labels_differ(at_task):
+    found = [swept(at_task(labels=kind)) for kind in ("argmax", "true", "multinomial")]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.allclose(found[one], found[other], rtol=0.01)
+
+
+def test_mas_is_the_mean_absolute_gradient_of_the_length_of_the_logits(at_task):
+    laboratory, expected = at_task("mas"), 0.0
+    for number in range(24):
+        length = sum(value**2 for value in logits_of(laboratory, [number])[0]) ** 0.5
+        expected += gradient(laboratory.method.solver, length).abs() / 24
+    assert_close(swept(laboratory), expected)
+
+
+def test_all_outputs_are_looked_at_after_the_base_task(at_task):
+    laboratory, expected = at_task("mas", index=1), 0.0
+    assert laboratory.method.solver.head.outputs == 5
+    for number in range(16):
+        length = sum(value**2 for value in logits_of(laboratory, [number], 1)[0]) ** 0.5
+        expected += gradient(laboratory.method.solver, length).abs() / 16
+    assert_close(swept(laboratory, 1), expected)
+
+
+@pytest.mark.parametrize("name", ["ewc", "mas"])
+def test_the_size_of_batches_and_of_portions_does_not_matter(at_task, monkeypatch, name):
+    reference = swept(at_task(name, batch_size=7))
+    torch.testing.assert_close(swept(at_task(name, batch_size=24)), reference, rtol=1e-3, atol=1e-7)
+    monkeypatch.setattr("etag.methods.parts.importance.CHUNK", 2)
+    torch.testing.assert_close(swept(at_task(name, batch_size=24)), reference, rtol=1e-3, atol=1e-7)
+
+
+# -- batch by batch, as FACIL ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "power"), [("ewc", 2), ("mas", 1)])
+def test_facils_shortcut_is_the_batchs_mean_gradient_times_its_size(at_task, name, power):
+    laboratory, expected = at_task(name, importance={"gradients": "batch"}), 0.0
+    for rows in (range(7), range(7, 14), range(14, 21), range(21, 24)):
+        logits = logits_of(laboratory, list(rows))
+        if name == "ewc":
+            loss = sum(row.logsumexp(0) - row.max() for row in logits) / len(rows)
+        else:
+            loss = sum(row.square().sum().sqrt() for row in logits) / len(rows)
+        expected += len(rows) * gradient(laboratory.method.solver, loss).abs() ** power / 24
+    assert_close(swept(laboratory), expected)
+
+
+# -- labels that are drawn -------------------------------------------------------------------------
+
+
+def test_drawn_labels_are_one_a_row_and_as_frequent_as_they_are_likely(naive):
+    logits = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    rows, log_p = 20_000, naive.log_softmax(logits.tolist())
+    uniform = torch.rand(rows, generator=Stream.root(0).generator())
+    found = log_likelihood("multinomial")(logits.expand(rows, 4), torch.zeros(rows).long(), uniform)
+    assert found.shape == (rows,)
+    shares = [(found + value).abs().lt(1e-5).sum().item() / rows for value in log_p]
+    assert sum(shares) == pytest.approx(1)
+    assert shares == pytest.approx([math.exp(value) for value in log_p], abs=0.01)
+
+
+def test_a_draw_near_one_takes_the_last_label_with_any_chance():
+    logits = torch.tensor([[0.0, 1.0, 0.3]] * 2)
+    found = log_likelihood("multinomial")(logits, torch.zeros(2).long(), torch.tensor([0.0, 1.0]))
+    assert found.tolist() == pytest.approx((logits[0].logsumexp(0) - logits[0, [0, 2]]).tolist())
+
+
+def test_what_is_drawn_or_likeliest_is_no_path_for_gradients():
+    logits = torch.randn(4, 3, generator=Stream.root(0).generator()).requires_grad_()
+    log_likelihood("argmax")(logits, torch.zeros(4).long(), torch.zeros(4)).sum().backward()
+    top = torch.nn.functional.one_hot(logits.argmax(1), 3)
+    torch.testing.assert_close(logits.grad, logits.detach().softmax(1) - top)
+
+
+def test_the_length_of_logits_that_are_all_zero_has_no_nan_in_its_gradient():
+    logits = torch.zeros(2, 3, requires_grad=True)
+    output_norm(logits, torch.zeros(2), torch.zeros(2)).sum().backward()
+    assert torch.count_nonzero(logits.grad) == 0
+
+
+# -- what a look leaves behind ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradients", ["sample", "batch"])
+@pytest.mark.parametrize("name", ["ewc", "mas"])
+def test_a_look_changes_neither_weights_nor_statistics_nor_gradients(at_task, snapshot, name, gradients):
+    solver = (laboratory := at_task(name, importance={"gradients": gradients})).method.solver
+    solver.train()
+    *without, last = solver.backbone.parameters()
+    last.grad = torch.ones_like(last)
+    before = snapshot(solver)
+    swept(laboratory)
+    assert all(torch.equal(value, before[key]) for key, value in solver.state_dict().items())
+    assert all(parameter.grad is None for parameter in without)
+    assert (last.grad == 1).all()
+
+
+def test_only_some_images_are_looked_at_if_so_asked(at_task):
+    laboratory = at_task(importance={"images": 5})
+    sweep = sweep_of(laboratory)
+    seen = torch.cat([batch.inputs for batch in sweep.batches.epoch(0)])
+    every = laboratory.preprocess.test(laboratory.task(0).train.pixels)
+    rows = [next(row for row in range(24) if torch.equal(every[row], image)) for image in seen]
+    assert len(set(rows)) == 5
+    assert rows != list(range(5))  # not the first of them
+    assert laboratory.engine.sweep(sweep)["images"] == 5
+    logits = [logits_of(laboratory, [row])[0] for row in rows]
+    losses = [row.logsumexp(0) - row.max() for row in logits]
+    expected = sum(gradient(laboratory.method.solver, loss).square() for loss in losses) / 5
+    assert_close(swept(laboratory), expected)
+    assert torch.equal(swept(laboratory), swept(laboratory))  # the same ones each time
+
+
+def test_more_images_than_there_are_is_all_of_them(at_task):
+    torch.testing.assert_close(swept(at_task(importance={"images": 1000})), swept(at_task()))
+
+
+def test_there_is_a_number_for_every_weight_of_the_backbone_and_none_for_heads(at_task):
+    laboratory = at_task(index=1)
+    sizes = [parameter.numel() for parameter in laboratory.method.solver.backbone.parameters()]
+    assert len(swept(laboratory, 1)) == sum(sizes)
+    assert sum(sizes) < sum(parameter.numel() for parameter in laboratory.method.solver.parameters())
+
+
+# -- put together ----------------------------------------------------------------------------------
+
+
+def found(*numbers, images=2.0):
+    """As a sweep finds them: sums over the images."""
+    return {"importance": images * torch.tensor(numbers), "images": torch.tensor(images)}
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0.5, [3.0, 6.0]), (0.25, [3.5, 7.0]), ("classes", [2.8, 5.6])])
+def test_new_importances_are_put_together_with_the_old(lab, alpha, expected):
+    importance, tasks = Importance(ImportanceOptions(alpha=alpha), 2, output_norm), lab("fine").scenario.tasks
+    importance.learn(tasks[0], found(2.0, 4.0))
+    assert importance.values.tolist() == [2.0, 4.0]  # the first are not halved
+    importance.learn(tasks[1], found(4.0, 8.0, images=5.0))  # three old classes of five
+    assert importance.values.tolist() == pytest.approx(expected)
+
+
+def test_they_are_saved_and_loaded_into_a_fresh_one(at_task):
+    learnt, fresh = at_task(), at_task()
+    learnt.learn(0, 1)
+    fresh.method.importance.load_state_dict(learnt.method.importance.state_dict())
+    assert torch.equal(fresh.method.importance.values, learnt.method.importance.values)
+    assert len(fresh.method.importance.values) > 1000
+
+
+def test_a_method_learns_them_after_its_solver_and_fuses_them_task_by_task(lab, snapshot):
+    laboratory = lab("ewc", {"weight": WEIGHT})
+    values = []
+    for index in range(2):
+        laboratory.learn(index)
+        values.append(laboratory.method.importance.values)
+    new = swept(laboratory, 1)
+    torch.testing.assert_close(values[1], 0.5 * values[0] + 0.5 * new, rtol=1e-4, atol=1e-8)
+
+
+# -- the penalty -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["ewc", "mas"])
+def penalised(request, lab):
+    """A laboratory whose second task has begun, and its solver phase."""
+    laboratory = lab(request.param, {"weight": WEIGHT}, weight_decay=0.0)
+    laboratory.learn(0)
+    laboratory.begin(1)
+    return laboratory, laboratory.works(1)["solver"]
+
+
+def penalty(phase):
+    return phase.module.eval()(next(phase.batches.epoch(0)))["penalty"]
+
+
+def test_there_is_no_penalty_at_the_base_task(at_task):
+    phase = at_task().works(0)["solver"]
+    assert list(phase.module(next(phase.batches.epoch(0)))) == ["ce"]
+
+
+def test_the_penalty_is_zero_when_a_task_begins(penalised):
+    laboratory, phase = penalised
+    laboratory.method.solver.requires_grad_(True).zero_grad()
+    loss = penalty(phase)
+    loss.backward()
+    assert loss == 0
+    assert all(torch.count_nonzero(p.grad) == 0 for p in laboratory.method.solver.backbone.parameters())
+
+
+def test_its_gradient_is_weight_times_importance_times_distance(penalised, disturb, snapshot):
+    laboratory, phase = penalised
+    solver, importance = laboratory.method.solver.requires_grad_(True), laboratory.method.importance.values.tolist()
+    solver.zero_grad()
+    anchor = snapshot(solver.backbone)
+    disturb(solver)
+    loss = penalty(phase)
+    loss.backward()
+    total, start = 0.0, 0
+    for name, parameter in solver.backbone.named_parameters():
+        importances = torch.tensor(importance[start : start + parameter.numel()]).view(parameter.shape)
+        distance = (parameter.detach() - anchor[name]).double()
+        expected = WEIGHT * importances * distance
+        torch.testing.assert_close(parameter.grad.double(), expected, rtol=1e-4, atol=1e-8)
+        total += (expected * distance).sum().item() / 2
+        start += parameter.numel()
+    assert loss.item() == pytest.approx(total, rel=1e-4)
+    assert total > 0
+    assert all(parameter.grad is None for parameter in solver.head.parameters())
+
+
+def test_importances_hold_back_what_matters(lab):
+    """After the same steps, the penalised backbone is nearer to where it was, by the importances' own measure."""
+
+    def moved(weight):
+        laboratory = lab("ewc", {"weight": weight}, optimiser="sgd", lr=0.01, epochs=8)
+        laboratory.learn(0)
+        before = flat(laboratory.method.solver.backbone.parameters()).detach()
+        importance = laboratory.method.importance.values
+        laboratory.learn(1)
+        after = flat(laboratory.method.solver.backbone.parameters()).detach()
+        return (importance * (after - before).square()).sum().item()
+
+    assert 0 < moved(300.0) < 0.5 * moved(0.0)
+
+
+def test_all_numbers_come_in_the_order_of_their_indices():
+    weight = torch.arange(24.0).view(2, 3, 2, 2)
+    assert flat([weight.contiguous(memory_format=torch.channels_last), torch.tensor([99.0])]).tolist() == [
+        *range(24),
+        99,
+    ]
+
+
+def test_the_penalty_stays_with_the_weights_of_the_last_task(penalised):
+    laboratory, phase = penalised
+    laboratory.engine.train(replace(phase, training=phase.training.model_copy(update={"steps": 2})))
+    assert penalty(phase) > 0
+    laboratory.begin(2)
+    assert penalty(laboratory.works(2)["solver"]) == 0

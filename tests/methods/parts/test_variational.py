@@ -1,0 +1,232 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from etag.core.random import Placement
+
+RELEASE = {
+    "ratio": "integer",
+    "head": "fixed",
+    "generator": {
+        "recon": "squared",
+        "ce_current_input": "reconstruction",
+        "ce_current_support": "all",
+        "ce_current_weight": "normalised",
+        "ce_old": True,
+        "old_match_weight": 1e-3,
+        "old_match_reduction": "batch_sum",
+    },
+}
+
+
+@pytest.fixture
+def at_task(lab, disturb):
+    """A laboratory whose task has begun, with old and new networks that differ; and that task's generator phase."""
+
+    def make(index, options=None):
+        laboratory = lab("etag", options)
+        for begun in range(index + 1):
+            laboratory.begin(begun)
+            for part in laboratory.method.parts().values():
+                disturb(part, key=begun)
+        return laboratory, laboratory.works(index)["generator"]
+
+    return make
+
+
+def computed(phase):
+    """A batch, and the terms of it as numbers."""
+    batch = next(phase.batches.epoch(0))
+    with torch.no_grad():
+        return batch, {name: value.item() for name, value in phase.module(batch).items()}
+
+
+# -- the losses, one number at a time --------------------------------------------------------------
+
+
+def naive_terms(naive, laboratory, index, batch):
+    """Eq. (6) at the base task, Eq. (10) after it, from the networks and the step's draws."""
+    method, task = laboratory.method, laboratory.task(index)
+    options, generator, head = method.options.generator, method.replay.generator, method.solver.head
+    rows, draws, labels = len(batch.labels), batch.draws, batch.labels.tolist()
+    ratio = task.old / task.new
+    if method.options.ratio == "integer":
+        ratio = task.base // task.new + index - 1
+
+    mean, log_variance = naive.encode(generator, batch.inputs, labels)
+    noise = draws.normal("posterior", rows, options.latent).double().numpy()
+    reconstructed = naive.decode(generator, mean + noise * np.sqrt(np.exp(log_variance)), labels)
+    sampled = naive.decode(generator, draws.normal("prior", rows, options.latent), labels)
+    guided = sampled if options.ce_current_input == "prior" else reconstructed
+    competing = naive.outputs_in(options.ce_current_support, task, head)
+    half = 0.5 if options.recon == "gaussian" else 1
+    terms = {
+        "kl": naive.prior_divergence(mean, log_variance),
+        "recon": half * sum(naive.squares(reconstructed, batch.inputs)) / rows,
+    }
+    if method.options.guidance:
+        terms["guide"] = naive.cross_entropy(naive.head(head, guided), labels, competing)
+    if index == 0:
+        return terms
+    if method.options.guidance and options.ce_current_weight == "normalised":
+        terms["guide"] /= 1 + ratio
+    old_labels = draws.integers("old labels", 0, task.old, rows).tolist()
+    codes = draws.normal("old codes", rows, options.latent)
+    made, wanted = (naive.decode(vae, codes, old_labels) for vae in (generator, method.replay.old.network))
+    weight = ratio if method.options.lambda_vae is None else method.options.lambda_vae
+    per_row = 0.5 / rows if options.old_match_reduction == "gaussian" else 1
+    terms["match"] = weight * options.old_match_weight * per_row * sum(naive.squares(made, wanted))
+    if method.options.guidance and options.ce_old:
+        every = naive.outputs_in("all" if options.ce_current_support == "all" else "seen", task, head)
+        terms["guide_old"] = ratio / (1 + ratio) * naive.cross_entropy(naive.head(head, made), old_labels, every)
+    return terms
+
+
+# what an option is compared with, its other value, and the terms that must change
+SWITCHES = {
+    "ratio": ({}, {"ratio": "integer"}, {"match"}),
+    "ratio in guidance": (
+        {"generator": {"ce_current_weight": "normalised", "ce_old": True}},
+        {"ratio": "integer", "generator": {"ce_current_weight": "normalised", "ce_old": True}},
+        {"match", "guide", "guide_old"},
+    ),
+    "lambda_vae": ({}, {"lambda_vae": 4.0}, {"match"}),
+    "lambda_vae beside guidance": (
+        {"generator": {"ce_current_weight": "normalised", "ce_old": True}},
+        {"lambda_vae": 4.0, "generator": {"ce_current_weight": "normalised", "ce_old": True}},
+        {"match"},
+    ),
+    "recon": ({}, {"generator": {"recon": "squared"}}, {"recon"}),
+    "ce_current_input": ({}, {"generator": {"ce_current_input": "reconstruction"}}, {"guide"}),
+    "ce_current_support new": ({}, {"generator": {"ce_current_support": "new"}}, {"guide"}),
+    "ce_current_support all": (
+        {"head": "fixed"},
+        {"head": "fixed", "generator": {"ce_current_support": "all"}},
+        {"guide"},
+    ),
+    "ce_current_weight": ({}, {"generator": {"ce_current_weight": "normalised"}}, {"guide"}),
+    "ce_old": ({}, {"generator": {"ce_old": True}}, {"guide_old"}),
+    "old_match_weight": ({}, {"generator": {"old_match_weight": 0.001}}, {"match"}),
+    "old_match_reduction": ({}, {"generator": {"old_match_reduction": "batch_sum"}}, {"match"}),
+}
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, RELEASE], ids=["paper", "release"])
+def test_the_objective_is_the_papers_equation_or_the_releases_code(naive, at_task, options, index):
+    laboratory, phase = at_task(index, options)
+    batch, terms = computed(phase)
+    expected = naive_terms(naive, laboratory, index, batch)
+    assert terms == pytest.approx(expected, rel=1e-4)
+    assert set(terms) == {"kl", "recon", "guide"} | (
+        set() if index == 0 else {"match"} if not options else {"match", "guide_old"}
+    )
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_each_option_changes_its_own_terms_as_it_says(naive, at_task, switch):
+    reference, other, changed = SWITCHES[switch]
+    _, before = computed(at_task(1, reference)[1])
+    laboratory, phase = at_task(1, other)
+    batch, after = computed(phase)
+    assert after == pytest.approx(naive_terms(naive, laboratory, 1, batch), rel=1e-4)
+    found = {name for name in after if after[name] != pytest.approx(before.get(name, 0), rel=1e-5)}
+    assert found == changed
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, RELEASE], ids=["paper", "release"])
+def test_without_guidance_it_is_trained_as_any_conditional_vae(naive, at_task, options, index):
+    laboratory, phase = at_task(index, options | {"guidance": False})
+    asked = []
+    laboratory.method.solver.head.register_forward_hook(lambda *_: asked.append("head"))
+    batch, terms = computed(phase)
+    assert terms == pytest.approx(naive_terms(naive, laboratory, index, batch), rel=1e-4)
+    assert set(terms) == {"kl", "recon"} | ({"match"} if index else set())
+    assert asked == []
+
+
+@pytest.mark.parametrize("options", [{}, RELEASE], ids=["paper", "release"])
+def test_the_mean_over_two_processes_is_what_one_computes(at_task, options):
+    laboratory, _ = at_task(1, options)
+    method, task, found = laboratory.method, laboratory.task(1), []
+    swept = laboratory.engine.sweep(method.features_sweep("features", task.train, 2))
+    weights = method.generator_weights(task)
+    for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
+        method.replay.context = replace(method.context, placement=placement)
+        phase = method.replay.phase(task, method.solver.head, swept, weights, method.stream("generator"))
+        found.append(computed(phase)[1])
+    alone, *shares = found
+    assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)
+
+
+# -- what is trained, and what is not --------------------------------------------------------------
+
+
+def gradients(laboratory, phase, term):
+    """Names of the parameters that a term pulls at, once the engine has run the phase."""
+    laboratory.engine.train(phase)
+    parts = torch.nn.ModuleDict(laboratory.method.parts())
+    parts.zero_grad()
+    phase.module(next(phase.batches.epoch(0)))[term].backward()
+    return {name for name, value in parts.named_parameters() if value.grad is not None and value.grad.any()}
+
+
+def test_guidance_pulls_at_the_decoder_and_at_nothing_else(at_task):
+    pulled = gradients(*at_task(1), term="guide")
+    assert {name.split(".")[1] for name in pulled} == {"decoder_in", "decoder", "decoder_out"}
+
+
+def test_guidance_of_reconstructions_reaches_the_encoder_and_never_the_head(at_task):
+    pulled = gradients(*at_task(1, {"generator": {"ce_current_input": "reconstruction"}}), term="guide")
+    assert {"generator.encoder.weight", "generator.mean.weight", "generator.decoder.weight"} <= pulled
+    assert not any(name.startswith("solver") for name in pulled)
+
+
+def test_training_the_generator_leaves_solver_and_old_generator_alone(at_task, snapshot):
+    laboratory, phase = at_task(1)
+    method = laboratory.method
+    resting = {"solver": method.solver, "teacher": method.teacher, "old": method.replay.old}
+    before = {name: snapshot(module) for name, module in resting.items()}
+    learner = snapshot(method.replay.generator)
+    laboratory.engine.train(phase)
+    for name, module in resting.items():
+        for key, value in module.state_dict().items():
+            assert torch.equal(value, before[name][key]), (name, key)
+    still = {key for key, value in method.replay.generator.state_dict().items() if torch.equal(value, learner[key])}
+    assert still == {"encoder_in.blocks.0.weight"}  # nothing of old classes is ever encoded
+
+
+@pytest.mark.parametrize(
+    ("options", "old_decoder", "head"),
+    [
+        ({}, 1, 1),
+        ({"lambda_vae": 0.0}, 0, 1),
+        ({"generator": {"ce_old": True}}, 1, 2),
+        ({"lambda_vae": 0.0, "generator": {"ce_old": True}}, 0, 2),
+        ({"guidance": False}, 1, 0),
+        ({"lambda_vae": 0.0, "guidance": False, "generator": {"ce_old": True}}, 0, 0),
+    ],
+    ids=["match", "neither", "match and guidance", "guidance", "no guidance", "nothing"],
+)
+def test_a_term_of_weight_zero_is_not_computed(at_task, options, old_decoder, head):
+    laboratory, phase = at_task(1, options)
+    asked = []
+    laboratory.method.replay.old.network.decoder.register_forward_hook(lambda *_: asked.append("old decoder"))
+    laboratory.method.solver.head.register_forward_hook(lambda *_: asked.append("head"))
+    _, terms = computed(phase)
+    assert len(terms) == 2 + old_decoder + head
+    assert (asked.count("old decoder"), asked.count("head")) == (old_decoder, head)
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def test_the_networks_size_is_an_option(lab):
+    laboratory = lab("etag", {"generator": {"latent": 3, "hidden": 7}})
+    laboratory.begin(0)
+    generator = laboratory.method.replay.generator
+    assert generator.mean.weight.shape == (3, 7)
+    assert generator.decoder_out.weight.shape == (32, 7)
