@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -135,7 +135,7 @@ class MixedImages:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
+    @cached_property
     def labels(self) -> Tensor:
         """The class of each image."""
         return torch.cat([part.labels for part in self.sets])[self.rows]

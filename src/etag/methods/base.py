@@ -28,7 +28,6 @@ from etag.models.predictors import LinearPredictor, MultiHeadPredictor
 from etag.models.solver import Features, Teacher, build_solver
 from etag.models.weights import WeightsReport, load_weights
 
-
 # what a method may keep from task to task: the keys of `parts()`
 ROLES = {
     "solver": "the network that classifies, with its auxiliaries",
@@ -151,6 +150,19 @@ class Method(ABC):
             raise EtagError(
                 f"{self.options.name} has a head for each task, and a head for one class alone is always sure: "
                 "choose a split whose tasks have two classes or more, or method.head=growing."
+            )
+        if self.memory is not None and (self.memory.options.total or sum(task_sizes)) < sum(task_sizes):
+            raise EtagError(
+                f"method.exemplars.total={self.memory.options.total} is less than one for each of the "
+                f"{sum(task_sizes)} classes: keep more, or set exemplars.per_class."
+            )
+
+    def check_maps(self) -> None:
+        """Refuse a backbone without maps, for methods that look at them."""
+        if not self.solver.backbone.has_maps:
+            raise EtagError(
+                f"{self.options.name} looks at maps, which model.backbone={self.context.model.backbone} has not: choose "
+                "another backbone."
             )
 
     def rebuild(self, task_sizes: Sequence[int]) -> None:

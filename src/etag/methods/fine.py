@@ -1,8 +1,8 @@
 """Fine-tuning: learn each task and do nothing about the old ones."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
@@ -16,6 +16,12 @@ class FineOptions(MultiHeadOptions):
 
     head: Literal["growing", "fixed", "multi", "cosine"] = "growing"  # type: ignore[assignment]
     exemplars: ExemplarOptions | None = Field(None, description="keep some images and train on them too")
+
+    @model_validator(mode="after")
+    def _one_head_for_all(self) -> Self:
+        if self.exemplars is not None and self.head == "multi":
+            raise ValueError("exemplars need a head that new and old classes share: choose another head than multi")
+        return self
 
 
 @method("fine", Card("fine-tuning: the lower reference", "naive baseline", "solver; a row per class in the head"))

@@ -1,5 +1,7 @@
 """IL2M: incremental learning with dual memory (Belouadah and Popescu, 2019)."""
 
+from typing import Literal
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from etag.models.solver import Solver
 class Il2mOptions(MethodOptions):
     """IL2M's own options."""
 
+    head: Literal["growing", "fixed"] = "growing"
     exemplars: ExemplarOptions = ExemplarOptions()
     rectify: bool = Field(
         True, description="give old classes back the scores they once had; without it, fine + exemplars"

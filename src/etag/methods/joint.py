@@ -13,6 +13,7 @@ from etag.methods.registry import method
 class JointOptions(MethodOptions):
     """Joint's own option."""
 
+    head: Literal["growing", "fixed", "cosine"] = "growing"
     start: Literal["warm", "scratch"] = Field("warm", description="go on from the last task's solver, or start anew")
 
 

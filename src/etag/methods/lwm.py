@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from etag.core.errors import EtagError
-from etag.core.outputs import needed
+from etag.core.outputs import Need, needed
 from etag.core.scenario import Task
 from etag.core.work import Plan
 from etag.methods.base import Card, Method, MultiHeadOptions
 from etag.methods.parts.distillation import attention_term, logits_term
 from etag.methods.registry import method
+from etag.models.solver import Frozen
 
 
 class LwmOptions(MultiHeadOptions):
@@ -21,7 +23,8 @@ class LwmOptions(MultiHeadOptions):
     tau: PositiveFloat = Field(2.0, description="temperature of the outputs' distillation")
     stage: PositiveInt | None = Field(
         None,
-        description="stage whose attention is distilled; None is the last, which needs no second-order gradients",
+        description="stage whose attention is distilled; None is the last whose map has more than one pixel. All "
+        "but the very last take second-order gradients",
     )
 
 
@@ -40,20 +43,34 @@ class LwM(Method):
     Options = LwmOptions
 
     def check(self, task_sizes: Sequence[int]) -> None:
-        """Attention is a map: the backbone must have maps, and the stage."""
+        """Attention is a map of more than one pixel."""
         super().check(task_sizes)
-        stages = len(self.solver.backbone.stages)
-        if (self.options.stage or 1) > stages:
-            raise EtagError(f"method.stage={self.options.stage} does not exist: this backbone has {stages} stages.")
-        if not self.solver.backbone.has_maps:
+        self.check_maps()
+        stage, pixels = self.options.stage, self.map_pixels()
+        if stage is not None and stage > len(pixels):
+            raise EtagError(f"method.stage={stage} does not exist: this backbone has {len(pixels)} stages.")
+        if max(pixels) == 1 or (stage is not None and pixels[stage - 1] == 1):
             raise EtagError(
-                f"{self.options.name} needs maps to look at, which model.backbone=mlp has not: choose another."
+                f"a map of one pixel has no attention: the maps of this backbone have {pixels} pixels at "
+                f"{self.context.size} px; choose another method.stage, or set data.size higher."
             )
+
+    def map_pixels(self) -> list[int]:
+        """Of each stage."""
+        c = self.context
+        image = torch.zeros(1, c.channels, c.size, c.size, device=c.placement.device)
+        maps = Frozen(self.solver).network(image, Need.STAGES).stages
+        return [int(stage.shape[2:].numel()) for stage in maps]
+
+    @property
+    def stage(self) -> int:
+        """The one that is looked at: the last whose map has more than one pixel, if none is asked for."""
+        return self.options.stage or max(n for n, pixels in enumerate(self.map_pixels(), start=1) if pixels > 1)
 
     def phases(self, task: Task) -> Plan:
         """One."""
         o, terms = self.options, [self.classification(task)]
         if task.index:
             terms.append(logits_term(task, o.tau, o.beta))
-            terms.append(attention_term(task, self.solver, needed(self.teacher), o.stage, o.gamma))
+            terms.append(attention_term(task, self.solver, needed(self.teacher), self.stage, o.gamma))
         yield self.solver_phase(task, terms)

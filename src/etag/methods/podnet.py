@@ -1,6 +1,7 @@
 """PODNet: pooled outputs distillation (Douillard et al., 2020)."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -65,6 +66,11 @@ class PODNet(Method):
     def new_head(self, features: int) -> LinearHead:
         """Proxies."""
         return ProxyHead(features, self.options.proxies, scale=self.context.model.head_scale)
+
+    def check(self, task_sizes: Sequence[int]) -> None:
+        """Pooled outputs are those of maps."""
+        super().check(task_sizes)
+        self.check_maps()
 
     def phases(self, task: Task) -> Plan:
         """Imprint, train, look for exemplars, balance.

@@ -13,15 +13,15 @@ from etag.models.modules import Modules
 class ConditionalLinear(nn.Module):
     """A linear layer on [x, one-hot(y)], kept as a layer on x plus one row a class, so that classes can be added."""
 
-    def __init__(self, features: int, outputs: int) -> None:
+    def __init__(self, features: int, outputs: int, linear: type[nn.Linear] = nn.Linear, std: float = 0.0) -> None:
         super().__init__()
-        self.linear = nn.Linear(features, outputs)
+        self.linear, self._std = linear(features, outputs), std
         self.blocks: Modules[_ClassRows] = Modules()
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add a block of classes."""
         outputs, features = self.linear.weight.shape
-        self.blocks.append(build(lambda: _ClassRows(classes, outputs, features), generator))
+        self.blocks.append(build(lambda: _ClassRows(classes, outputs, features, self._std), generator))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """The layer's output before any activation."""
@@ -33,13 +33,16 @@ class ConditionalLinear(nn.Module):
 class _ClassRows(nn.Module):
     """The columns of the joint weight matrix that belong to a block of classes."""
 
-    def __init__(self, classes: int, outputs: int, features: int) -> None:
+    def __init__(self, classes: int, outputs: int, features: int, std: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(classes, outputs))
-        self._fan_in = features
+        self._fan_in, self._std = features, std
 
     def initialise(self, generator: torch.Generator) -> None:
         """As the rest of the layer."""
+        if self._std:
+            nn.init.normal_(self.weight, 0.0, self._std, generator=generator)
+            return
         bound = 1 / math.sqrt(self._fan_in)
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 

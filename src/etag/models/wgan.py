@@ -8,13 +8,15 @@ from etag.models.cvae import ConditionalLinear
 from etag.models.initial import build
 from etag.models.modules import Modules
 
+STD = 0.02  # of the weights that everything here begins with
+
 
 class _Normal(nn.Linear):
-    """A linear layer that begins with weights from N(0, 0.02^2)."""
+    """A linear layer that begins with normal weights."""
 
     def initialise(self, generator: torch.Generator) -> None:
         """As the original."""
-        nn.init.normal_(self.weight, 0.0, 0.02, generator=generator)
+        nn.init.normal_(self.weight, 0.0, STD, generator=generator)
         nn.init.zeros_(self.bias)
 
 
@@ -27,7 +29,7 @@ class _ClassVectors(nn.Module):
 
     def initialise(self, generator: torch.Generator) -> None:
         """As the rest."""
-        nn.init.normal_(self.weight, 0.0, 0.02, generator=generator)
+        nn.init.normal_(self.weight, 0.0, STD, generator=generator)
 
 
 def _leaky(x: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ class Generator(nn.Module):
 
     def __init__(self, features: int, latent: int, hidden: int) -> None:
         super().__init__()
-        self.first = ConditionalLinear(latent, hidden)
+        self.first = ConditionalLinear(latent, hidden, _Normal, STD)
         self.second = _Normal(hidden, hidden)
         self.last = _Normal(hidden, features)
 

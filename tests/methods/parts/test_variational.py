@@ -162,6 +162,14 @@ def test_the_mean_over_two_processes_is_what_one_computes(at_task, options):
     assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)
 
 
+@pytest.mark.parametrize("ratio", ["exact", "integer"])
+def test_nothing_old_is_matched_at_the_base_task_whatever_lambda_is(naive, at_task, ratio):
+    laboratory, phase = at_task(0, {"lambda_vae": 4.0, "ratio": ratio, "generator": {"ce_old": True}})
+    batch, terms = computed(phase)
+    assert terms == pytest.approx(naive_terms(naive, laboratory, 0, batch), rel=1e-4)
+    assert set(terms) == {"kl", "recon", "guide"}
+
+
 # -- what is trained, and what is not --------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ class AdversarialObjective(nn.Module):
     def _penalty(self, batch: Batch, made: Tensor) -> Tensor:
         share = batch.draws.uniform("between", batch.total, 1)
         with torch.enable_grad():  # a penalty on a gradient needs one, also where only its value is asked for
-            between = torch.lerp(batch.inputs, made, share).requires_grad_()
+            between = (batch.inputs + share * (made - batch.inputs)).requires_grad_()
             return gradient_penalty(self.gan.critic(between, batch.labels), between)
 
     def _likeness(self, batch: Batch) -> Tensor:

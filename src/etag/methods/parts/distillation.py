@@ -64,14 +64,13 @@ def pod_term(weight: float) -> Term:
     return Term("pod_spatial", compute, weight, student=Need.STAGES, teacher=Need.STAGES)
 
 
-def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int | None, weight: float) -> Term:
+def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, weight: float) -> Term:
     """LwM's: where student and teacher look for one and the same old class, the student's likeliest of them.
 
     At the last stage the map is known in closed form; at another one (1 .. L - 1) it is a gradient, and to learn from
     it takes second-order gradients.
     """
     last = len(solver.backbone.stages)
-    stage = stage or last
     need = Need.LOGITS | Need.STAGES
 
     def attention(network: Solver, said: Outputs, top: Tensor) -> Tensor:

@@ -121,6 +121,11 @@ class _Gradients(nn.Module):
         self.solver, self._measure, self._power, self._kind = solver, measure, power, kind
 
     def forward(self, batch: Batch) -> Terms:
+        # in full precision: squares of small gradients would vanish
+        with torch.autocast(batch.inputs.device.type, enabled=False):
+            return self._sums(batch)
+
+    def _sums(self, batch: Batch) -> Terms:
         named = self.solver.backbone.named_parameters()
         weights: dict[str, Tensor] = {name: weight.detach() for name, weight in named}
         uniform = batch.draws.uniform("sampled labels", batch.total)
@@ -134,7 +139,9 @@ class _Gradients(nn.Module):
             return measured(weights, *(value[None] for value in row))
 
         rows = (batch.inputs, batch.labels, uniform)
-        if self._kind == "sample":
+        if not len(batch.labels):  # another process has the rest of a short last batch
+            summed = [torch.zeros_like(weight) for weight in weights.values()]
+        elif self._kind == "sample":
             own = vmap(grad(of_one), in_dims=(None, 0, 0, 0), chunk_size=CHUNK)(weights, *rows)
             summed = [gradient.abs().pow(self._power).sum(0) for gradient in own.values()]
         else:

@@ -1,5 +1,6 @@
 """Exemplars: images of old classes that some methods keep. And how they are chosen."""
 
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -50,7 +51,7 @@ class ExemplarMemory(Kept):
     def share(self, classes: int) -> int:
         """Images of one class, when there are so many classes."""
         total = self.options.total
-        return self.options.per_class if total is None else max(1, total // classes)
+        return self.options.per_class if total is None else total // classes
 
     def add(self, task: Task, features: Tensor, generator: torch.Generator) -> None:
         """Keep some images of the task, whose features these are. Older classes give room where the total is fixed:
@@ -75,9 +76,9 @@ class ExemplarMemory(Kept):
 
 
 def _place_in_class(labels: Tensor) -> Tensor:
-    """Of every row: how many rows of its class come before it."""
-    same = labels[:, None] == labels[None, :]
-    return same.tril(-1).sum(1)
+    """Of every row: how many rows of its class come before it; classes lie one after the other."""
+    counts = [len(list(rows)) for _, rows in groupby(labels.tolist())]
+    return torch.cat([torch.arange(count, device=labels.device) for count in [0, *counts]])
 
 
 def herding(features: Tensor, count: int) -> Tensor:

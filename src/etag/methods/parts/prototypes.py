@@ -22,7 +22,7 @@ class PrototypeOptions(Options):
     kind: Literal["prototypes"] = "prototypes"
     spread: Literal["none", "class"] = Field(
         "none",
-        description="noise around the mean: none, or normal with the class's own deviation (GFR's mean_replay)",
+        description="noise around the mean: none, or a normal number times the class's deviation (GFR's mean_replay)",
     )
 
 
@@ -53,8 +53,11 @@ class Prototypes(Kept):
         labels = batch.draws.integers("replay labels", 0, task.old, rows)
         if spread == "none":
             return labels, self.means[labels]
-        noise = batch.draws.normal("replay noise", rows, self.means.shape[1])
-        return labels, self.means[labels] + noise * (self.radius if spread == "radius" else self.deviations[labels])
+        if spread == "class":  # one draw moves the whole feature
+            return labels, self.means[labels] + batch.draws.normal("replay noise", rows, 1) * self.deviations[labels]
+        return labels, self.means[labels] + batch.draws.normal(
+            "replay noise", rows, self.means.shape[1]
+        ) * self.radius
 
 
 class PrototypeReplay:
