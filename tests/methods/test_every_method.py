@@ -1,4 +1,4 @@
-"""What holds for every method: it learns, its own term at weight 0 is the method without it, it keeps what it says."""
+"""What holds for every method: it learns; without its own term it is the base; bad combinations are refused."""
 
 import json
 
@@ -15,7 +15,10 @@ from etag.experiments.config import resolve
 from etag.experiments.store import create_method, tensors
 from etag.methods.registry import METHODS
 
-PAPER = ["fine", "joint", "ewc", "mas", "lwf", "lwm", "il2m", "lucir", "gfr", "podnet", "pass", "etag", "eewc", "emas", "elwf", "elwm", "eil2m", "elucir", "egfr", "epass", "b0", "b1", "b2", "b3", "b4"]
+PAPER = [
+    *["fine", "joint", "ewc", "mas", "lwf", "lwm", "il2m", "lucir", "gfr", "podnet", "pass", "etag"],
+    *["eewc", "emas", "elwf", "elwm", "eil2m", "elucir", "egfr", "epass", "b0", "b1", "b2", "b3", "b4"],
+]
 
 # small enough for seconds, long enough to learn; cosines begin with a scale that lets few steps count
 TRAINING = {

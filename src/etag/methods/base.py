@@ -161,8 +161,8 @@ class Method(ABC):
         """Refuse a backbone without maps, for methods that look at them."""
         if not self.solver.backbone.has_maps:
             raise EtagError(
-                f"{self.options.name} looks at maps, which model.backbone={self.context.model.backbone} has not: choose "
-                "another backbone."
+                f"{self.options.name} looks at maps, which model.backbone={self.context.model.backbone} has not: "
+                "choose another backbone."
             )
 
     def rebuild(self, task_sizes: Sequence[int]) -> None:

@@ -76,12 +76,11 @@ class Solver(nn.Module):
                     rows.keep_images()
             signed = self.signed and number == last
             if need & Need.STAGES or signed:
-                *layers, activation = stage
-                rows.through(nn.Sequential(*layers))
+                rows.through(stage[:-1])
                 if need & Need.STAGES:
                     outputs.raw_stages.append(rows.images)
                 if not signed:
-                    rows.through(activation)
+                    rows.through(stage[-1])
             else:
                 rows.through(stage)
             if need & Need.STAGES:
@@ -110,8 +109,9 @@ class Solver(nn.Module):
 
     def classify(self, maps: Tensor, stage: int) -> Tensor:
         """Logits from the map of a stage (1 .. L), after its activation."""
-        for later in list(self.backbone.stages)[stage:]:
-            maps = later(maps)
+        last = len(self.backbone.stages)
+        for number, later in list(enumerate(self.backbone.stages, start=1))[stage:]:
+            maps = later[:-1](maps) if self.signed and number == last else later(maps)
         logits: Tensor = self.head(self.backbone.pool(maps))
         return logits
 

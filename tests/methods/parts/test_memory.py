@@ -133,10 +133,6 @@ def test_older_classes_give_room_and_those_chosen_last_go_first(selection):
             assert len(after[label]) < len(numbers)
 
 
-def test_even_the_smallest_total_leaves_one_of_every_class():
-    assert [len(numbers) for numbers in kept(memory(total=1)).values()] == [1] * 5
-
-
 def test_a_random_choice_is_the_seeds_and_no_image_twice():
     one, same, other = (kept(memory(per_class=4, selection="random", seed=seed)) for seed in (0, 0, 1))
     assert one == same != other
