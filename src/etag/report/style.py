@@ -47,6 +47,7 @@ METHOD_NAMES = {
     "dgr": "DGR",
     "bir": "BI-R",
     "gc": "GC",
+    **{f"b{number}": f"B{number}" for number in range(5)},
 }
 
 _SPARE_LOOKS = [Look(colour, mark) for mark, colour in product(LINE_MARKS, LINE_COLOURS)]
