@@ -30,7 +30,7 @@ def squared_error(made: Tensor, wanted: Tensor, half: bool = True, per_row: bool
 def generator_weights(
     lambda_vae: float, ratio: float = 0.0, guidance: bool = True, normalise: bool = False, guide_old: bool = False
 ) -> dict[str, float]:
-    """Eq. (10), `eq:11`: the generator's objective. At the base task the ratio of old to new classes is 0: Eq. (6).
+    """Eq. (10), `eq:11`: the generator's objective. At the base task lambda and the ratio are 0: Eq. (6).
 
     `guide` is the third line of Eq. (6), the cross-entropy of the frozen classifier; without `guidance` the generator
     is trained as any conditional VAE. The release divides it by 1 + ratio (`normalise`) and guides what is made of
@@ -43,7 +43,7 @@ def generator_weights(
         "recon": 1.0,
         "guide": guide * guidance,
         "guide_old": old * guidance,
-        "match": lambda_vae if ratio else 0.0,
+        "match": lambda_vae,
     }
 
 

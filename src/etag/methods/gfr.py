@@ -130,10 +130,12 @@ class GFR(Method):
 
     def generator_weights(self, task: Task) -> dict[str, float]:
         """Eq. (6) at the base task, Eq. (10) after it."""
-        o, ratio = self.options, class_ratio(task, self.options.ratio) if task.index else 0.0
-        lambda_vae = (ratio if o.lambda_vae is None else o.lambda_vae) * o.generator.old_match_weight
+        o, ratio, lambda_vae = self.options, 0.0, 0.0
+        if task.index:
+            ratio = class_ratio(task, o.ratio)
+            lambda_vae = (ratio if o.lambda_vae is None else o.lambda_vae) * o.generator.old_match_weight
         if o.generator.kind == "wgan":
-            return {"match": lambda_vae if task.index else 0.0}
+            return {"match": lambda_vae}
         normalise = o.generator.ce_current_weight == "normalised"
         return generator_weights(lambda_vae, ratio, o.guidance, normalise, o.generator.ce_old)
 

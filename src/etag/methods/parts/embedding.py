@@ -46,7 +46,8 @@ class EmbeddingOptions(Options):
     batch_norm: Literal["images", "views"] = Field(
         "images",
         description="whose statistics the backbone's BatchNorm follows in training: those of the images themselves, "
-        "as without the auxiliaries, or, as in the release, of all views",
+        "as without the auxiliaries, or, as in the release, of all views. (Methods that look at maps always take the "
+        "first, those whose own terms look at all views the second)",
     )
 
 
