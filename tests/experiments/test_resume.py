@@ -46,9 +46,10 @@ def same(left, right):
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("method", ["fine", "joint", "etag"])
+# one of each kind of memory
+@pytest.mark.parametrize("method", ["fine", "joint", "etag", "eewc", "il2m", "podnet", "pass", "b4"])
 def test_a_run_cut_after_each_task_ends_as_one_that_never_was(small, method, tmp_path, cut_after):
-    config = small(method)
+    config = small(method, split="b2-2x2")
     run(config, tmp_path / "whole")
     for tasks in (1, 2):
         cut_after(tasks)

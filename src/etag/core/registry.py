@@ -33,7 +33,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         self._load()
         if name not in self._items:
-            raise choose(self.kind, name, self._items)
+            raise choose(self.kind, name, self)
         return self._items[name]
 
     def __iter__(self) -> Iterator[str]:
