@@ -54,9 +54,9 @@ def run(
     where = out or default_directory(config)
     try:
         metrics = execute(config, where, restart, verbose=True)
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted: the same command goes on in '{where}' after the last finished task.", err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as stopped:
+        typer.echo(f"interrupted: the same command goes on in '{where}' from the last checkpoint.", err=True)
+        raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
     if is_follower():
         return
     _print_summary(metrics)

@@ -27,7 +27,7 @@ class Points:
     def __len__(self):
         return len(self.inputs)
 
-    def epoch(self, index):
+    def epoch(self, index, start=0):
         for x, y in zip(self.inputs, self.labels, strict=True):
             yield Batch(x, y, Draws(Stream.root(0)), len(x))
 

@@ -88,4 +88,7 @@ class RuntimeOptions(Options):
     devices: PositiveInt = 1
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     threads: PositiveInt | None = Field(None, description="CPU threads; None leaves the choice to PyTorch")
+    checkpoint_every: NonNegativeFloat = Field(
+        300.0, description="seconds between two checkpoints within a phase; 0 is as often as can be"
+    )
     tensorboard: bool = Field(False, description="also log for TensorBoard (the extra `tensorboard`)")

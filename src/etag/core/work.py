@@ -32,8 +32,8 @@ class Batches(Protocol):
     def __len__(self) -> int:
         """Steps per epoch."""
 
-    def epoch(self, index: int) -> Iterator[Batch]:
-        """The batches of one epoch."""
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from the one numbered `start` on."""
 
 
 Terms = dict[str, Tensor]  # named, weighted; their sum is the loss
@@ -111,6 +111,32 @@ class Sweep:
 
 # A method yields its work piece by piece and is sent each sweep's result.
 Plan = Generator[Phase | Sweep, Any, None]
+
+
+class Journal(Protocol):
+    """Remembers the work of a task while it is done, piece by piece, so that a run that was cut can go on.
+
+    Pieces are counted in the order in which the method yields them.
+    """
+
+    def done(self, number: int) -> bool:
+        """Whether a piece was finished before the run was cut; when the last such piece is asked for, everything the
+        method keeps is brought to where it was then."""
+
+    def result(self, number: int) -> dict[str, Tensor]:
+        """What a finished sweep found; nothing for a phase."""
+
+    def resume(self, number: int) -> dict[str, Tensor]:
+        """The state of a phase that was cut, all that the method keeps being brought to it; empty if it was not."""
+
+    def due(self) -> bool:
+        """Whether it is time to save."""
+
+    def save(self, number: int, name: str, state: dict[str, Tensor]) -> None:
+        """A phase has come so far; may not return, if the run is to be interrupted."""
+
+    def finish(self, number: int, name: str, result: dict[str, Tensor]) -> None:
+        """A piece is finished."""
 
 
 class Listener(Protocol):

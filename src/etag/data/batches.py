@@ -1,6 +1,7 @@
 """Sources of batches: images, and cached features. Both can be entered at any epoch."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -71,10 +72,10 @@ class ImageBatches:
         rows = self._order.size if self._order.drop_last or not last else last
         return rows // self._order.placement.world
 
-    def epoch(self, index: int) -> Iterator[Batch]:
-        """The batches of one epoch."""
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from the one numbered `start` on."""
         device, prepare = self._order.placement.device, self._preprocess
-        steps = list(self._order.epoch(index))
+        steps = list(self._order.epoch(index))[start:]
         read = self._images.batches([rows for rows, _, _ in steps])
         for (rows, draws, total), pixels in zip(steps, read, strict=True):
             pixels = pixels.to(device, non_blocking=True)
@@ -101,9 +102,9 @@ class FeatureBatches:
     def __len__(self) -> int:
         return len(self._order)
 
-    def epoch(self, index: int) -> Iterator[Batch]:
-        """The batches of one epoch."""
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from the one numbered `start` on."""
         features = self._features[index % len(self._features)]
-        for rows, draws, total in self._order.epoch(index):
+        for rows, draws, total in islice(self._order.epoch(index), start, None):
             rows = rows.to(features.device)
             yield Batch(features[rows], self._labels[rows], draws, total)

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 
 import torch
 from torch import Tensor
 
-from etag.core.work import Listener, Phase, Plan, Sweep
+from etag.core.work import Journal, Listener, Phase, Plan, Sweep
 from etag.engine.runtime import Runtime
-from etag.engine.training import LOG_EVERY, Training
+from etag.engine.training import LOG_EVERY, Keeper, Training
 
 
 class Engine:
@@ -19,25 +20,31 @@ class Engine:
         self.runtime = runtime
         self._listeners = listeners if runtime.leader else ()
 
-    def execute(self, plan: Plan) -> None:
-        """Do all of a method's work for a task, sending each sweep's result back to it."""
+    def execute(self, plan: Plan, journal: Journal | None = None) -> None:
+        """Do all of a method's work for a task, sending each sweep's result back to it. What the journal knows to be
+        done is not done again."""
         result: dict[str, Tensor] | None = None
-        while True:
+        for number in count():
             try:
                 work = plan.send(result)
             except StopIteration:
                 return
+            if journal is not None and journal.done(number):
+                result = journal.result(number)
+                continue
             if isinstance(work, Sweep):
                 result = self.sweep(work)
             else:
-                self.train(work)
-                result = None
+                self.train(work, _Pages(journal, number) if journal else None)
+                result = {}
+            if journal is not None:
+                journal.finish(number, work.name, result)
 
-    def train(self, phase: Phase) -> None:
+    def train(self, phase: Phase, keeper: Keeper | None = None) -> None:
         """Train a phase to its end."""
         training = Training(phase, self.runtime, self._listeners)
         with self._reported(phase.name, phase.steps, training.epochs):
-            training.run()
+            training.run(keeper)
 
     def sweep(self, sweep: Sweep) -> dict[str, Tensor]:
         """Run a pass and put together what all processes found."""
@@ -73,3 +80,19 @@ class Engine:
         yield
         for listener in self._listeners:
             listener.finished(name, time.perf_counter() - start)
+
+
+class _Pages:
+    """A journal's pages for one phase."""
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        self._journal, self._number = journal, number
+
+    def resume(self) -> dict[str, Tensor]:
+        return self._journal.resume(self._number)
+
+    def due(self) -> bool:
+        return self._journal.due()
+
+    def save(self, name: str, state: dict[str, Tensor]) -> None:
+        self._journal.save(self._number, name, state)

@@ -31,7 +31,7 @@ class StepLog:
     """One JSON object a line: where the run was, its loss terms, its speed."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a")
+        self._file: TextIO = path.open("a", buffering=1)  # a line at a time: a cut run shall know of all of them
         self._task, self._phase, self._speed = 0, "", _Speed()
 
     def begin_task(self, index: int) -> None:

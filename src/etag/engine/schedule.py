@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from etag.core.options import TrainOptions
@@ -56,6 +57,18 @@ class Plateau:
         self.waited, self.factor = 0, self.factor * self.training.decay
         self.restore()
         return self.factor * self.training.lr >= self.training.min_lr
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, as tensors."""
+        numbers = {"factor": self.factor, "best": self.best, "waited": self.waited}
+        kept = {f"kept.{name}": value for name, value in self.kept.items()}
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()} | kept
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """The other way."""
+        self.factor, self.best, self.waited = (float(state[name]) for name in ("factor", "best", "waited"))  # type: ignore[assignment]
+        kept = {name.removeprefix("kept."): value for name, value in state.items() if name.startswith("kept.")}
+        self.kept = {name: value.clone() for name, value in kept.items()}
 
     def restore(self) -> None:
         """Back to the best weights."""

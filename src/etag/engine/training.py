@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from lightning_fabric import Fabric
@@ -13,6 +14,20 @@ from etag.core.options import TrainOptions
 from etag.core.work import Batch, Listener, Phase, Player, Terms
 from etag.engine.runtime import Runtime
 from etag.engine.schedule import Plateau, rate_factor
+
+
+class Keeper(Protocol):
+    """Keeps the state of a phase."""
+
+    def resume(self) -> dict[str, Tensor]:
+        """Where it was cut; empty if it was not."""
+
+    def due(self) -> bool:
+        """Whether it is time to save."""
+
+    def save(self, name: str, state: dict[str, Tensor]) -> None:
+        """Save it."""
+
 
 LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the device
 
@@ -31,21 +46,26 @@ class Training:
         """Epochs begun, the last of which may be cut short by a length in steps."""
         return math.ceil(self.phase.steps / len(self.phase.batches))
 
-    def run(self) -> None:
-        """Train to the end."""
-        for epoch in range(self.epochs):
-            self._epoch(epoch)
+    def run(self, keeper: Keeper | None = None) -> None:
+        """Train to the end, from where it was cut if the keeper knows of that."""
+        start = self._load(keeper.resume()) if keeper is not None else 0
+        per_epoch = len(self.phase.batches)
+        for epoch in range(start // per_epoch, self.epochs):
+            self._epoch(epoch, max(0, start - epoch * per_epoch), keeper)
             if self.plateau and not self.plateau.watch(self._watched_loss()):
                 break
+            if keeper is not None and self.log.read_up and keeper.due():
+                keeper.save(self.phase.name, self._state((epoch + 1) * per_epoch))
         if self.plateau:
             self.plateau.restore()
         self.phase.module.eval()
         for turn in self.turns:
             turn.optimiser.zero_grad()
 
-    def _epoch(self, epoch: int) -> None:
+    def _epoch(self, epoch: int, start: int, keeper: Keeper | None) -> None:
         _set_mode(self.phase)
-        for offset, batch in enumerate(self.phase.batches.epoch(epoch)):
+        last = len(self.phase.batches) - 1
+        for offset, batch in enumerate(self.phase.batches.epoch(epoch, start), start):
             step = epoch * len(self.phase.batches) + offset
             if step == self.phase.steps:
                 return
@@ -54,6 +74,34 @@ class Training:
                 if step % turn.player.every == 0:
                     terms |= self._step(turn, step, batch)
             self.log.note(step, epoch, self.turns[0].rate, terms, batch.total)
+            # the end of an epoch is the plateau's first; and only what listeners were told is behind us
+            if keeper is not None and offset < last and self.log.read_up and keeper.due():
+                keeper.save(self.phase.name, self._state(step + 1))
+
+    def _state(self, step: int) -> dict[str, Tensor]:
+        """All that is needed to go on after so many steps, but for what the method keeps."""
+        state = {"step": torch.tensor(step), "log.losses": self.log.losses}
+        for number, turn in enumerate(self.turns):
+            for index, values in turn.optimiser.state_dict()["state"].items():
+                found = {key: value for key, value in values.items() if value is not None}
+                state |= {f"optimiser.{number}.{index}.{key}": torch.as_tensor(value) for key, value in found.items()}
+        if self.plateau:
+            state |= {f"plateau.{name}": value for name, value in self.plateau.state().items()}
+        scaler = self.fabric.strategy.precision.state_dict()
+        return state | {f"scaler.{name}": torch.tensor(value) for name, value in scaler.items()}
+
+    def _load(self, state: dict[str, Tensor]) -> int:
+        """Back to a state; the steps that were made until then."""
+        if not state:
+            return 0
+        for number, turn in enumerate(self.turns):
+            turn.load(_below(state, f"optimiser.{number}."))
+        if self.plateau:
+            self.plateau.load(_below(state, "plateau."))
+        self.log.losses = state["log.losses"]
+        if scaler := _below(state, "scaler."):
+            self.fabric.strategy.precision.load_state_dict({name: value.item() for name, value in scaler.items()})
+        return int(state["step"])
 
     def _step(self, turn: "_Turn", step: int, batch: Batch) -> Terms:
         """One optimiser step of one player; the terms it was made from."""
@@ -91,6 +139,10 @@ def _total(terms: Terms) -> Tensor:
     return torch.stack(list(terms.values())).sum()
 
 
+def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
 class _Turn:
     """A player with its optimiser, and the module as the runtime wraps it for this player.
 
@@ -103,6 +155,17 @@ class _Turn:
         optimiser = _optimiser(player.parameters, self.training)
         self.module, self.optimiser = fabric.setup(phase.module, optimiser)
         self.rate = self.training.lr
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Back to an optimiser's state, each tensor laid out as its parameter is."""
+        kept: dict[int, dict[str, Tensor]] = {}
+        for name, value in state.items():
+            index, _, key = name.partition(".")
+            parameter = self.player.parameters[int(index)]
+            if value.shape == parameter.shape:
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            kept.setdefault(int(index), {})[key] = value
+        self.optimiser.load_state_dict({"state": kept, "param_groups": self.optimiser.state_dict()["param_groups"]})
 
     def set_rate(self, rate: float) -> None:
         if rate != self.rate:
@@ -125,14 +188,15 @@ class _StepLog:
         self._phase, self._listeners = phase, listeners
         self._unread: list[tuple[int, Terms]] = []
         self._rows = 0
-        self._losses: list[Tensor] = []  # of this epoch, for the plateau
+        self.losses = torch.empty(0)  # of this epoch, for the plateau
 
     def note(self, step: int, epoch: int, rate: float, terms: Terms, rows: int) -> None:
         terms = {name: value.detach() for name, value in terms.items()}
         self._unread.append((step + 1, terms))
         self._rows += rows
         if self._phase.training.schedule == "plateau":
-            self._losses.append(_total(terms))
+            loss = _total(terms).reshape(1)
+            self.losses = torch.cat([self.losses.to(loss), loss])
         if (step + 1) % LOG_EVERY == 0 or step + 1 == self._phase.steps:
             read = self._read()
             for listener in self._listeners:
@@ -156,8 +220,13 @@ class _StepLog:
 
     def epoch_loss(self) -> Tensor:
         """Mean loss of the epoch just ended."""
-        losses, self._losses = self._losses, []
-        return torch.stack(losses).mean()
+        losses, self.losses = self.losses, torch.empty(0)
+        return losses.mean()
+
+    @property
+    def read_up(self) -> bool:
+        """Whether listeners were told of every step so far."""
+        return not self._unread
 
 
 def _set_trainable(module: nn.Module, player: Player) -> None:

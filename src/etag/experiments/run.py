@@ -3,10 +3,12 @@
 import json
 import os
 import platform
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from etag.engine.runtime import Runtime, launch
 from etag.evaluation.embedding import pick_rows, tsne
 from etag.evaluation.evaluate import answers_sweep, features_sweep, judge
 from etag.experiments.config import RunConfig
+from etag.experiments.journal import Stop, TaskJournal
 from etag.experiments.record import Record
 from etag.experiments.store import RunDirectory, create_method, networks, parameter_counts
 from etag.methods.base import Method
@@ -66,25 +69,44 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
         directory.begin(config, restart)
     runtime.fabric.barrier()
     record = Record() if fresh else directory.restore(method)
-    if not fresh:
-        console.print(f"{len(record.judgements)} of {len(scenario)} tasks are learnt already; going on.")
-    with _listeners(runtime, directory, console, config, method, scenario) as listeners:
+    stop, say = Stop(), partial(console.print, markup=False, soft_wrap=True)
+
+    def journal_of(task: int) -> TaskJournal:
+        every = config.runtime.checkpoint_every
+        return TaskJournal(
+            directory.checkpoints, method, task, every=every, writes=runtime.leader, stop=stop, say=say
+        )
+
+    tasks = len(record.judgements)
+    journal = journal_of(tasks)
+    runtime.fabric.barrier()  # everybody has read it
+    if tasks or journal.where:
+        at = f", and task {tasks + 1} up to {journal.where}" if journal.where else ""
+        say(f"{tasks} of {len(scenario)} tasks are learnt already{at}; going on.")
+    if runtime.leader:
+        directory.cut_steps(tasks, journal.logged)
+    with (
+        _listeners(runtime, directory, console, config, method, scenario) as listeners,
+        _stoppable(stop, runtime, say),
+    ):
         engine = Engine(runtime, listeners)
-        for task in scenario.tasks[len(record.judgements) :]:
-            start = time.perf_counter()
+        for task in scenario.tasks[tasks:]:
             for listener in listeners:
                 listener.begin_task(task.index)
             given = scenario.given(task, method.card.all_data)
             method.begin_task(given)
-            engine.execute(method.phases(given))
+            engine.execute(method.phases(given), journal)
             method.end_task(given)
-            trained = time.perf_counter()
+            trained, seconds = time.perf_counter(), journal.seconds
             known = scenario.tasks[: task.index + 1]
             answers = engine.sweep(answers_sweep(known, method.solver, method.predictor(), preprocess, placement))
-            record.add(judge(answers, known), trained - start, time.perf_counter() - trained)
+            record.add(judge(answers, known), seconds, time.perf_counter() - trained)
             if runtime.leader:
                 directory.keep(method, record)
+            journal.clear()
             console.print(record.line(scenario))
+            stop.check()
+            journal = journal_of(task.index + 1)
         first, *later = (task.test for task in scenario)
         shown = first.join(later)
         shown = shown.select(pick_rows(shown.labels, EMBEDDED))
@@ -95,6 +117,17 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
         directory.write_json(directory.embedding, {"points": points, "labels": features["labels"].tolist()})
         directory.save_model(method, config, scenario.classes)
         directory.finish(metrics)
+
+
+@contextmanager
+def _stoppable(stop: Stop, runtime: Runtime, say: Callable[[str], None]) -> Iterator[None]:
+    """Let signals stop a run of one process at its next checkpoint. Several would have to agree on where that is; and
+    only the main thread is told of signals."""
+    if runtime.placement.world > 1 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with stop.listening(say):
+        yield
 
 
 @contextmanager

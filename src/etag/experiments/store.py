@@ -33,6 +33,7 @@ class RunDirectory:
         self.steps, self.embedding = path / "steps.jsonl", path / "embedding.json"
         self.weights, self.model = path / "model.safetensors", path / "model.json"
         self.progress = path / "progress.json"  # while the run is unfinished
+        self.checkpoints = path / "checkpoints"  # of the task at hand
 
     def begin(self, config: RunConfig, restart: bool) -> None:
         """Make it ready. A run of the same configuration is gone on with; any other is replaced only if asked to."""
@@ -41,7 +42,6 @@ class RunDirectory:
                 raise EtagError(f"'{self.path}' exists and is no run directory: choose another one with --out.")
             if not restart:
                 self._check_same(config)
-                self._cut_steps()
                 return
             shutil.rmtree(self.path)
         try:
@@ -90,13 +90,22 @@ class RunDirectory:
         except UNREADABLE as error:
             raise self._not_to_be_gone_on_with(error) from error
 
-    def _cut_steps(self) -> None:
-        """Forget the logged steps of the task that was cut off: they will be made again."""
+    def cut_steps(self, tasks: int, logged: dict[str, int | None]) -> None:
+        """Forget the logged steps after the last checkpoint: they will be made again.
+
+        `tasks` are whole; of the one after them, `logged` has the steps to keep of each phase (None: all).
+        """
+
+        def keeps(line: dict[str, Any]) -> bool:
+            if line["task"] != tasks or line["phase"] not in logged:
+                return bool(line["task"] < tasks)
+            last = logged[line["phase"]]
+            return last is None or line["step"] <= last
+
         try:
-            tasks = json.loads(self.progress.read_text())["tasks"] if self.progress.is_file() else 0
             lines = self.steps.read_text().splitlines(keepends=True) if self.steps.is_file() else []
             whole = (line for line in lines if line.endswith("\n"))
-            write_atomically(self.steps, "".join(line for line in whole if json.loads(line)["task"] < tasks))
+            write_atomically(self.steps, "".join(line for line in whole if keeps(json.loads(line))))
         except UNREADABLE as error:
             raise self._not_to_be_gone_on_with(error) from error
 
@@ -108,6 +117,7 @@ class RunDirectory:
         """Write the metrics, which say that the run is complete, and drop what was kept for going on."""
         self.write_json(self.metrics, metrics)
         self.progress.unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
         for state in self.path.glob("state-*.safetensors"):
             state.unlink()
 
