@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: setup demo test test-all lint clean
+.PHONY: setup demo test test-all crash-test lint clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,11 @@ test: lint
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# kills real processes, again and again; prints where, and that nothing was lost
+crash-test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 tests/experiments/test_journal.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py
 
 clean:
 	rm -rf .venv runs dist

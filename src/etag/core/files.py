@@ -1,8 +1,14 @@
 """Writing files so that a reader sees the old content or the new, never half of it."""
 
+import errno
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+
+from etag.core.errors import EtagError
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -16,6 +22,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
         _flush_folder(path.parent)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise EtagError(
+                f"there is no room to write '{path}' ({error.strerror}); what was saved before is whole: make room, "
+                "and the same command goes on."
+            ) from error
+        raise
     finally:
         aside.unlink(missing_ok=True)
 
@@ -27,6 +40,25 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_part(path: Path) -> bool:
+    """Whether it is what a killed process left of a file it was writing."""
+    return path.name.startswith(".") and path.name.endswith(".part")
+
+
+@contextmanager
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Hold a lock on a file; where another process holds it, fail with these words.
+
+    The system lets go of the locks of a process that dies, however it dies.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EtagError(busy) from None
+        yield
 
 
 def checksum(data: bytes) -> str:

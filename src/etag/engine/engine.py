@@ -8,6 +8,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from etag.core.errors import EtagError
 from etag.core.work import Journal, Listener, Phase, Plan, Sweep
 from etag.engine.runtime import Runtime
 from etag.engine.training import LOG_EVERY, Keeper, Training
@@ -43,8 +44,17 @@ class Engine:
     def train(self, phase: Phase, keeper: Keeper | None = None) -> None:
         """Train a phase to its end."""
         training = Training(phase, self.runtime, self._listeners)
-        with self._reported(phase.name, phase.steps, training.epochs):
-            training.run(keeper)
+        try:
+            with self._reported(phase.name, phase.steps, training.epochs):
+                training.run(keeper)
+        except (RuntimeError, MemoryError) as error:
+            if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)):
+                raise
+            size = phase.training.batch_size
+            raise EtagError(
+                f"there is not enough memory for phase '{phase.name}' with batches of {size}: try a batch_size of "
+                f"{max(1, size // 2)}."
+            ) from error
 
     def sweep(self, sweep: Sweep) -> dict[str, Tensor]:
         """Run a pass and put together what all processes found."""

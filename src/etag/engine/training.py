@@ -213,7 +213,7 @@ class _StepLog:
                 if not math.isfinite(value):
                     raise EtagError(
                         f"the loss term '{name}' became {value} at step {step} of phase '{self._phase.name}': "
-                        "lower the learning rate, or set train.clip_norm."
+                        "lower the learning rate, or set train.clip_norm. What was saved before is whole."
                     )
         self._unread.clear()
         return read

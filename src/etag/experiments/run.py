@@ -6,7 +6,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from rich.console import Console
 
 from etag.core.scenario import Scenario
 from etag.core.work import Listener
+from etag.data.preprocess import Preprocess
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
@@ -65,9 +66,26 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
     fresh = restart or not directory.progress.is_file()
     if fresh and (loaded := method.load_weights()):  # before anything is replaced: they may not fit
         console.print(str(loaded), markup=False)
-    if runtime.leader:
-        directory.begin(config, restart)
-    runtime.fabric.barrier()
+    with ExitStack() as held:
+        if runtime.leader:
+            held.enter_context(directory.locked())
+            directory.begin(config, restart)
+        runtime.fabric.barrier()
+        _learn(runtime, config, directory, method, scenario, preprocess, console, fresh)
+
+
+def _learn(
+    runtime: Runtime,
+    config: RunConfig,
+    directory: RunDirectory,
+    method: Method,
+    scenario: Scenario,
+    preprocess: Preprocess,
+    console: Console,
+    fresh: bool,
+) -> None:
+    """The tasks that are still to be learnt, one after the other."""
+    placement = runtime.placement
     record = Record() if fresh else directory.restore(method)
     stop, say = Stop(), partial(console.print, markup=False, soft_wrap=True)
 

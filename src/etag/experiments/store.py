@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from etag.core.errors import EtagError
-from etag.core.files import write_atomically
+from etag.core.files import is_part, locked, write_atomically
 from etag.core.random import Placement, Stream
 from etag.data.preprocess import Preprocess
 from etag.experiments import yaml
@@ -21,6 +23,7 @@ from etag.methods.base import Context, Method
 from etag.methods.registry import METHODS
 
 FORMAT = 1
+LOCK = ".lock"
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError)  # what damaged files raise
 
 
@@ -35,20 +38,36 @@ class RunDirectory:
         self.progress = path / "progress.json"  # while the run is unfinished
         self.checkpoints = path / "checkpoints"  # of the task at hand
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else works in it meanwhile. It is made if it is not there."""
+        if self._content() and not self.config.is_file():
+            raise EtagError(f"'{self.path}' exists and is no run directory: choose another one with --out.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / LOCK).touch()
+        except OSError as error:
+            raise EtagError(f"the run directory '{self.path}' can not be written: {error.strerror}.") from error
+        with locked(self.path / LOCK, f"another process works in '{self.path}': wait for it, or choose --out."):
+            yield
+
+    def _content(self) -> list[Path]:
+        """What lies in it, but for the lock and what a killed process had not finished writing."""
+        if not self.path.is_dir():
+            return [self.path] if self.path.exists() else []
+        return [path for path in self.path.iterdir() if path.name != LOCK and not is_part(path)]
+
     def begin(self, config: RunConfig, restart: bool) -> None:
         """Make it ready. A run of the same configuration is gone on with; any other is replaced only if asked to."""
-        if self.path.exists() and any(self.path.iterdir() if self.path.is_dir() else [self.path]):
-            if not self.config.is_file():
-                raise EtagError(f"'{self.path}' exists and is no run directory: choose another one with --out.")
+        for left in filter(is_part, [*self.path.iterdir(), *self.checkpoints.glob("*")]):
+            left.unlink()
+        if self._content():
             if not restart:
                 self._check_same(config)
                 return
-            shutil.rmtree(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.config, yaml.write(config.plain()))
-        except OSError as error:
-            raise EtagError(f"the run directory '{self.path}' can not be written: {error.strerror}.") from error
+            for path in self._content():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write_atomically(self.config, yaml.write(config.plain()))
 
     def finished(self, config: RunConfig) -> bool:
         """Whether it holds this run, complete."""

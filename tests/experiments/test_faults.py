@@ -1,0 +1,124 @@
+"""Faults that are really made: what is said, and that nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from etag.core.errors import EtagError
+from etag.core.files import locked, write_atomically
+from etag.experiments.run import run
+from etag.experiments.store import RunDirectory
+
+SLOW = ["run", "--method", "fine", "--set", "train.epochs=400", "--set", "model.width=4", "--out", "run"]
+
+
+def start(folder, *words, **more):
+    command = [sys.executable, "-m", "etag.cli", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=environment, **pipes, **more)
+
+
+def wait_for(path, process):
+    while not (path.is_file() and path.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def test_a_second_process_is_refused_while_the_first_lives_and_not_when_it_was_killed(tmp_path):
+    first = start(tmp_path, *SLOW)
+    wait_for(tmp_path / "run" / "steps.jsonl", first)
+    second = start(tmp_path, *SLOW)
+    said = second.communicate(timeout=60)[1]
+    assert second.returncode == 2
+    assert "error: another process works in 'run': wait for it, or choose --out." in said
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with RunDirectory(tmp_path / "run").locked():
+        pass
+
+
+def test_a_lock_is_let_go_of_at_its_end(tmp_path):
+    for _ in range(2):
+        with (
+            locked(tmp_path / "lock", "busy"),
+            pytest.raises(EtagError, match="busy"),
+            locked(tmp_path / "lock", "busy"),
+        ):
+            pass
+
+
+def test_a_folder_of_somebody_else_is_left_as_it_was(small, tmp_path):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "mine.txt").write_text("dear")
+    with pytest.raises(EtagError, match="is no run directory"):
+        run(small("fine"), tmp_path / "letters", restart=True)
+    assert [path.name for path in (tmp_path / "letters").iterdir()] == ["mine.txt"]
+
+
+# a disk that is full in earnest takes rights this suite may not have; a limit on the size of files is as real to the
+# process that writes: the system refuses the write in the middle of it
+FULL = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from etag.cli import main
+from etag.experiments import journal
+write, count = journal.write_atomically, [0]
+def limited(path, content):
+    count[0] += 1
+    if count[0] == 9:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    write(path, content)
+journal.write_atomically = limited
+sys.argv = ["etag", *sys.argv[1:]]
+main()
+"""
+
+
+def test_a_full_disk_is_told_and_what_was_saved_before_is_whole(tmp_path):
+    words = [*SLOW[:-1], "cut", "--set", "runtime.checkpoint_every=0", "--set", "train.epochs=30"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", FULL, *words]
+    full = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert full.returncode == 2, full.stderr
+    assert "there is no room to write" in full.stderr
+    assert "the same command goes on" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert not list((tmp_path / "cut").rglob("*.part"))
+    gone_on = start(tmp_path, *words)
+    said = gone_on.communicate(timeout=300)[0]
+    assert gone_on.returncode == 0
+    assert "up to step" in said
+
+
+def test_a_write_beyond_the_limit_leaves_the_old_content(tmp_path):
+    script = (
+        "import resource, signal, sys; from pathlib import Path; from etag.core.files import write_atomically;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "write_atomically(Path(sys.argv[1]), b'x' * 5000)"
+    )
+    write_atomically(tmp_path / "file", "old")
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "file")], capture_output=True, text=True)
+    assert "there is no room to write" in done.stderr
+    assert (tmp_path / "file").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_too_little_memory_is_told_with_the_batch_size_to_try(lab, monkeypatch):
+    short = lab("fine", batch_size=12)
+    short.begin(0)
+    (phase,) = short.works(0).values()
+
+    def hungry(_):
+        return torch.empty(2**60, dtype=torch.uint8)
+
+    monkeypatch.setattr(phase.module, "forward", hungry)
+    with pytest.raises(
+        EtagError, match="not enough memory for phase 'solver' with batches of 12: try a batch_size of 6"
+    ):
+        short.engine.train(phase)
