@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: setup demo test test-all crash-test lint clean
+.PHONY: setup demo test test-all crash-test fuzz lint clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,9 @@ test-all: lint
 crash-test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 tests/experiments/test_journal.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py
+
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/harness.py 600
 
 clean:
 	rm -rf .venv runs dist

@@ -26,9 +26,12 @@ def test_the_example_is_run_reported_and_saved_like_any_other(tmp_path):
     assert (tmp_path / "run" / "report.html").is_file()
     # in a process of its own, which has not seen the plug-in yet
     load = "from pathlib import Path; from etag.experiments.store import RunDirectory as R; "
-    load += "print(type(R(Path('run')).load_model()).__name__)"
-    said = subprocess.run([sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert said.stdout.strip() == "Near", said.stderr
+    said = []
+    for trusted in ("", f"trusted=[{str(FILE)!r}]"):
+        script = load + f"print(type(R(Path('run')).load_model({trusted})).__name__)"
+        said.append(subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True))
+    assert "is only run if you name it as a plug-in yourself" in said[0].stderr
+    assert said[1].stdout.strip() == "Near", said[1].stderr
 
 
 def test_the_example_is_listed_and_unknown_without_the_plug_in(tmp_path):

@@ -56,14 +56,23 @@ def resolve(
     for key in ("method", "data"):  # `method: etag` is short for `method: {name: etag}`
         if isinstance(content.get(key), str):
             content[key] = {"name": content[key]}
-    per_method = content.pop("methods", {})
-    method = content.pop("method", {})
+    per_method = _mapping(content.pop("methods", None), "methods")
+    method = _mapping(content.pop("method", None), "method")
     name = merge(method, asked.get("method", {})).get("name", "etag")
     for known in lineage(METHODS[name]):
         content = merge(content, {"method": known.Options.preset})
-        content = merge(content, per_method.get(known.name, {}))
+        content = merge(content, _mapping(per_method.get(known.name), f"methods.{known.name}"))
     content = merge(content, {"method": method | {"name": name}})
     return validate(merge(content, asked))
+
+
+def _mapping(value: Any, key: str) -> dict[str, Any]:
+    """A recipe's section; an empty one says nothing."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise EtagError(f"the recipe's section '{key}' should hold keys and values, but is {value!r}.")
+    return value
 
 
 def _source_named(data: dict[str, Any]) -> str:

@@ -27,6 +27,11 @@ def load(files: Iterable[str | Path]) -> list[str]:
     return paths
 
 
+def not_loaded(files: Iterable[str]) -> list[str]:
+    """Those whose code has not run in this process."""
+    return [file for file in files if file not in _loaded]
+
+
 def _run_file(path: str) -> None:
     if not Path(path).is_file():
         raise EtagError(f"the plug-in '{path}' does not exist.")

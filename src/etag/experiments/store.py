@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ from etag.core.errors import EtagError
 from etag.core.files import is_part, locked, write_atomically
 from etag.core.random import Placement, Stream
 from etag.data.preprocess import Preprocess
-from etag.experiments import yaml
+from etag.experiments import plugins, yaml
 from etag.experiments.config import RunConfig, validate
 from etag.experiments.record import Record
 from etag.methods.base import Context, Method
@@ -159,10 +159,20 @@ class RunDirectory:
         }
         self.write_json(self.model, about)
 
-    def load_model(self, placement: Placement | None = None) -> Method:
-        """The method as it was at the end of the run."""
+    def load_model(self, placement: Placement | None = None, trusted: Sequence[str | Path] = ()) -> Method:
+        """The method as it was at the end of the run.
+
+        A model may come from a stranger, so no code that it names is run: plug-ins that it needs must be `trusted`,
+        or loaded already.
+        """
+        plugins.load(trusted)
         try:
             about = json.loads(self.model.read_text())
+            if strange := plugins.not_loaded(about["config"].get("plugins", [])):
+                raise EtagError(
+                    f"the model in '{self.path}' needs code from {', '.join(map(repr, strange))}, which is only run "
+                    "if you name it as a plug-in yourself."
+                )
             if about["format"] != FORMAT:
                 raise EtagError(f"{self.model} has format {about['format']}; this version reads format {FORMAT}.")
             given: dict[str, Any] = {

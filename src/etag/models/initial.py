@@ -1,13 +1,17 @@
 """Building networks from addressed randomness."""
 
 import math
+import os
 from collections.abc import Callable
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
 
+from etag.core.errors import EtagError
+
 M = TypeVar("M", bound=nn.Module)
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes
 
 
 @runtime_checkable
@@ -22,6 +26,12 @@ def build(make: Callable[[], M], generator: torch.Generator) -> M:
     """Make a module without touching the global generator, and initialise it from the given one."""
     with torch.device("meta"):
         module = make()
+    size = sum(tensor.nbytes for tensor in module.state_dict().values())
+    if size > MEMORY:  # told now: the system would kill us later
+        raise EtagError(
+            f"a network of {size / 2**30:,.0f} GiB does not fit into this machine's {MEMORY / 2**30:,.0f} GiB of "
+            "memory: set model.width, or the number of classes, lower."
+        )
     module.to_empty(device="cpu")
     for part in module.modules():
         _initialise(part, generator)
