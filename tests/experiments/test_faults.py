@@ -11,6 +11,7 @@ import torch
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, write_atomically
+from etag.engine import training
 from etag.experiments.run import run
 from etag.experiments.store import RunDirectory
 
@@ -122,3 +123,34 @@ def test_too_little_memory_is_told_with_the_batch_size_to_try(lab, monkeypatch):
         EtagError, match="not enough memory for phase 'solver' with batches of 12: try a batch_size of 6"
     ):
         short.engine.train(phase)
+
+
+def test_a_loss_that_is_no_number_is_told_with_the_last_good_checkpoint(small, tmp_path):
+    config = small(
+        "fine", **{"train.lr": 1e30, "train.schedule": "constant", "train.optimiser": "sgd", "train.epochs": 9}
+    )
+    with pytest.raises(
+        EtagError, match=r"'ce' became .* at step .* of phase 'solver'.*checkpoint is of task 2, its beg"
+    ):
+        run(config, tmp_path / "run")
+
+
+def test_weights_that_are_no_numbers_are_not_saved(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "LOG_EVERY", 1)
+    config = small("fine", **{"runtime.checkpoint_every": 0, "train.epochs": 9})
+    step = training.Training._step
+
+    def spoil(self, turn, number, batch):
+        terms = step(self, turn, number, batch)
+        if number == 5:
+            with torch.no_grad():
+                turn.player.parameters[0].fill_(torch.nan)
+        return terms
+
+    monkeypatch.setattr(training.Training, "_step", spoil)
+    with pytest.raises(
+        EtagError, match=r"no longer made of numbers.*checkpoint is of task 1, step 5 of phase 'solver'"
+    ):
+        run(config, tmp_path / "run")
+    monkeypatch.setattr(training.Training, "_step", step)
+    run(config, tmp_path / "run")

@@ -8,6 +8,10 @@ class EtagError(Exception):
     """Something the user can mend; its text is one sentence that says what, where, and what would be right."""
 
 
+class Diverged(EtagError):
+    """Training came to numbers that are none."""
+
+
 def choose(kind: str, name: str, known: Iterable[str]) -> EtagError:
     """The error for a name that is not among the known ones, with the nearest right one."""
     names = sorted(known)

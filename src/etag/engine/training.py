@@ -9,7 +9,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from etag.core.errors import EtagError
+from etag.core.errors import Diverged
 from etag.core.options import TrainOptions
 from etag.core.work import Batch, Listener, Phase, Player, Terms
 from etag.engine.runtime import Runtime
@@ -211,9 +211,9 @@ class _StepLog:
             read = {name: next(values) for name in terms}
             for name, value in read.items():
                 if not math.isfinite(value):
-                    raise EtagError(
+                    raise Diverged(
                         f"the loss term '{name}' became {value} at step {step} of phase '{self._phase.name}': "
-                        "lower the learning rate, or set train.clip_norm. What was saved before is whole."
+                        "lower the learning rate, or set train.clip_norm."
                     )
         self._unread.clear()
         return read

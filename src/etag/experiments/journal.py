@@ -17,6 +17,7 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
+from etag.core.errors import Diverged
 from etag.core.files import checksum, write_atomically
 from etag.methods.base import Method
 
@@ -83,6 +84,7 @@ class TaskJournal:
         self.logged: dict[str, int | None] = dict(found["logged"]) if found else {}  # steps by phase; None: all
         self._before: float = found["seconds"] if found else 0.0
         self._began = self._saved = time.perf_counter()
+        self.last = self.where or "its beginning"  # where the newest checkpoint is, for people
 
     @property
     def seconds(self) -> float:
@@ -149,6 +151,7 @@ class TaskJournal:
     # -- files ----------------------------------------------------------------------------------------------------
 
     def _write(self, phase: str | None, state: dict[str, Tensor]) -> None:
+        self._check_finite()
         parts = {role: self._blob(part.state_dict()) for role, part in self._method.parts().items()}
         if state:
             parts[TRAINING] = self._blob(state)
@@ -169,7 +172,18 @@ class TaskJournal:
         text = json.dumps(content)
         sealed = json.dumps({"checksum": checksum(text.encode()), "content": text})
         write_atomically(self._manifest(self._serial), sealed)
+        self.last = f"step {self.logged[phase]} of phase '{phase}'" if phase else f"piece {len(self._results)}"
         self._sweep_out()
+
+    def _check_finite(self) -> None:
+        """A loss may still be a number when the weights are none: what can not be gone on with is not saved."""
+        for role, part in self._method.parts().items():
+            for name, value in part.state_dict().items():
+                if value.is_floating_point() and not value.isfinite().all():
+                    raise Diverged(
+                        f"'{role}.{name}' is no longer made of numbers: lower the learning rate, or set "
+                        "train.clip_norm."
+                    )
 
     def _manifest(self, serial: int) -> Path:
         return self._folder / f"checkpoint-{serial % 2}.json"

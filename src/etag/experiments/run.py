@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from etag.core.errors import Diverged, EtagError
 from etag.core.scenario import Scenario
 from etag.core.work import Listener
 from etag.data.preprocess import Preprocess
@@ -113,7 +114,12 @@ def _learn(
                 listener.begin_task(task.index)
             given = scenario.given(task, method.card.all_data)
             method.begin_task(given)
-            engine.execute(method.phases(given), journal)
+            try:
+                engine.execute(method.phases(given), journal)
+            except Diverged as error:
+                raise EtagError(
+                    f"{error} The last good checkpoint is of task {task.index + 1}, {journal.last}."
+                ) from error
             method.end_task(given)
             trained, seconds = time.perf_counter(), journal.seconds
             known = scenario.tasks[: task.index + 1]
