@@ -227,7 +227,7 @@ def test_student_and_teacher_agree_when_a_task_begins(lab):
         ({"kd_weight": 0.0, "embedding": None}, {"l2", "kl"}),
         ({"lambda_ce": 0.0}, {"replay"}),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_a_weight_of_zero_leaves_the_term_out(at_task, options, absent):
     laboratory, phase = at_task(1, options)
