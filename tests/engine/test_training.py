@@ -243,7 +243,7 @@ def test_execute_sends_each_sweeps_result_back_and_runs_phases_in_order(fit):
 
     ear = Ear()
     engine(ear).execute(plan())
-    assert heard == [12, None]
+    assert heard == [12, {}]
     assert [entry[1] for entry in ear.heard if entry[0] == "finished"] == ["look", "fit"]
 
 
