@@ -43,8 +43,8 @@ METHODS = {
 class FrozenStatistics(Engine):
     """BatchNorm statistics are the one thing that depends on how a batch is shared out."""
 
-    def train(self, phase, keeper=None):
-        super().train(replace(phase, batch_norm="frozen"), keeper)
+    def train(self, phase, journal=None):
+        super().train(replace(phase, batch_norm="frozen"), journal)
 
 
 def learn(runtime: Runtime, folder: Path) -> None:

@@ -126,16 +126,16 @@ class Journal(Protocol):
     def result(self, number: int) -> dict[str, Tensor]:
         """What a finished sweep found; nothing for a phase."""
 
-    def resume(self, number: int) -> dict[str, Tensor]:
+    def resume(self) -> dict[str, Tensor]:
         """The state of a phase that was cut, all that the method keeps being brought to it; empty if it was not."""
 
     def due(self) -> bool:
         """Whether it is time to save."""
 
-    def save(self, number: int, name: str, state: dict[str, Tensor]) -> None:
+    def save(self, name: str, state: dict[str, Tensor]) -> None:
         """A phase has come so far; may not return, if the run is to be interrupted."""
 
-    def finish(self, number: int, name: str, result: dict[str, Tensor]) -> None:
+    def finish(self, name: str, result: dict[str, Tensor]) -> None:
         """A piece is finished."""
 
 

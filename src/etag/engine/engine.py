@@ -11,7 +11,7 @@ from torch import Tensor
 from etag.core.errors import EtagError
 from etag.core.work import Journal, Listener, Phase, Plan, Sweep
 from etag.engine.runtime import Runtime
-from etag.engine.training import LOG_EVERY, Keeper, Training
+from etag.engine.training import LOG_EVERY, Training
 
 
 class Engine:
@@ -36,17 +36,17 @@ class Engine:
             if isinstance(work, Sweep):
                 result = self.sweep(work)
             else:
-                self.train(work, _Pages(journal, number) if journal else None)
+                self.train(work, journal)
                 result = {}
             if journal is not None:
-                journal.finish(number, work.name, result)
+                journal.finish(work.name, result)
 
-    def train(self, phase: Phase, keeper: Keeper | None = None) -> None:
+    def train(self, phase: Phase, journal: Journal | None = None) -> None:
         """Train a phase to its end."""
         training = Training(phase, self.runtime, self._listeners)
         try:
             with self._reported(phase.name, phase.steps, training.epochs):
-                training.run(keeper)
+                training.run(journal)
         except (RuntimeError, MemoryError) as error:
             if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)):
                 raise
@@ -90,19 +90,3 @@ class Engine:
         yield
         for listener in self._listeners:
             listener.finished(name, time.perf_counter() - start)
-
-
-class _Pages:
-    """A journal's pages for one phase."""
-
-    def __init__(self, journal: Journal, number: int) -> None:
-        self._journal, self._number = journal, number
-
-    def resume(self) -> dict[str, Tensor]:
-        return self._journal.resume(self._number)
-
-    def due(self) -> bool:
-        return self._journal.due()
-
-    def save(self, name: str, state: dict[str, Tensor]) -> None:
-        self._journal.save(self._number, name, state)

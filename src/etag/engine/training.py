@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from lightning_fabric import Fabric
@@ -11,23 +10,9 @@ from torch.optim import SGD, Adam, Optimizer
 
 from etag.core.errors import Diverged
 from etag.core.options import TrainOptions
-from etag.core.work import Batch, Listener, Phase, Player, Terms
+from etag.core.work import Batch, Journal, Listener, Phase, Player, Terms
 from etag.engine.runtime import Runtime
 from etag.engine.schedule import Plateau, rate_factor
-
-
-class Keeper(Protocol):
-    """Keeps the state of a phase."""
-
-    def resume(self) -> dict[str, Tensor]:
-        """Where it was cut; empty if it was not."""
-
-    def due(self) -> bool:
-        """Whether it is time to save."""
-
-    def save(self, name: str, state: dict[str, Tensor]) -> None:
-        """Save it."""
-
 
 LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the device
 
@@ -46,23 +31,23 @@ class Training:
         """Epochs begun, the last of which may be cut short by a length in steps."""
         return math.ceil(self.phase.steps / len(self.phase.batches))
 
-    def run(self, keeper: Keeper | None = None) -> None:
-        """Train to the end, from where it was cut if the keeper knows of that."""
-        start = self._load(keeper.resume()) if keeper is not None else 0
+    def run(self, journal: Journal | None = None) -> None:
+        """Train to the end, from where it was cut if the journal knows of that."""
+        start = self._load(journal.resume()) if journal is not None else 0
         per_epoch = len(self.phase.batches)
         for epoch in range(start // per_epoch, self.epochs):
-            self._epoch(epoch, max(0, start - epoch * per_epoch), keeper)
+            self._epoch(epoch, max(0, start - epoch * per_epoch), journal)
             if self.plateau and not self.plateau.watch(self._watched_loss()):
                 break
-            if keeper is not None and self.log.read_up and keeper.due():
-                keeper.save(self.phase.name, self._state((epoch + 1) * per_epoch))
+            if journal is not None and self.log.read_up and journal.due():
+                journal.save(self.phase.name, self._state((epoch + 1) * per_epoch))
         if self.plateau:
             self.plateau.restore()
         self.phase.module.eval()
         for turn in self.turns:
             turn.optimiser.zero_grad()
 
-    def _epoch(self, epoch: int, start: int, keeper: Keeper | None) -> None:
+    def _epoch(self, epoch: int, start: int, journal: Journal | None) -> None:
         _set_mode(self.phase)
         last = len(self.phase.batches) - 1
         for offset, batch in enumerate(self.phase.batches.epoch(epoch, start), start):
@@ -75,8 +60,8 @@ class Training:
                     terms |= self._step(turn, step, batch)
             self.log.note(step, epoch, self.turns[0].rate, terms, batch.total)
             # the end of an epoch is the plateau's first; and only what listeners were told is behind us
-            if keeper is not None and offset < last and self.log.read_up and keeper.due():
-                keeper.save(self.phase.name, self._state(step + 1))
+            if journal is not None and offset < last and self.log.read_up and journal.due():
+                journal.save(self.phase.name, self._state(step + 1))
 
     def _state(self, step: int) -> dict[str, Tensor]:
         """All that is needed to go on after so many steps, but for what the method keeps."""

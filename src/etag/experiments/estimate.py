@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from etag.core.scenario import Task
-from etag.core.work import Phase, Sweep
+from etag.core.work import Journal, Phase, Sweep
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
-from etag.engine.training import Keeper
 from etag.experiments.config import RunConfig
 from etag.experiments.store import create_method, parameter_counts
 
@@ -103,11 +102,11 @@ class _Stopwatch(Engine):
         self.costs.append(_Cost((time.perf_counter() - start) / (sweep.epochs * self._images), sweep.epochs))
         return found
 
-    def train(self, phase: Phase, keeper: Keeper | None = None) -> None:
+    def train(self, phase: Phase, journal: Journal | None = None) -> None:
         size = phase.training.batch_size
         for steps in (1, min(BATCHES - 1, len(phase.batches))):  # the first one warms up
             start = time.perf_counter()
-            super().train(replace(phase, training=phase.training.model_copy(update={"steps": steps})), keeper)
+            super().train(replace(phase, training=phase.training.model_copy(update={"steps": steps})), journal)
             per_pass = (time.perf_counter() - start) / (steps * size)
         self.costs.append(_Cost(per_pass, phase.training.epochs, (phase.training.steps or 0) * size))
 

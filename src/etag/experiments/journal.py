@@ -19,10 +19,10 @@ from torch import Tensor
 
 from etag.core.errors import Diverged
 from etag.core.files import checksum, write_atomically
+from etag.experiments.store import UNREADABLE
 from etag.methods.base import Method
 
 TRAINING = "training"  # beside the method's parts: the state of optimisers and schedule
-UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -96,22 +96,20 @@ class TaskJournal:
         """The place it was cut at, for people."""
         if self._found is None:
             return None
-        phase = self._found["phase"]
+        return self._place(self._found["phase"])
+
+    def _place(self, phase: str | None) -> str:
         return f"step {self.logged[phase]} of phase '{phase}'" if phase else f"piece {len(self._results)} of the work"
 
     # -- what the engine asks and tells ---------------------------------------------------------------------------
 
     def done(self, number: int) -> bool:
         """Whether a piece was finished; the last one brings everything that is kept to where it was after it."""
-        done = self._found is not None and number < len(self._found["results"])
-        if (
-            done
-            and self._found is not None
-            and number == len(self._found["results"]) - 1
-            and not self._found["phase"]
-        ):
+        if self._found is None or number >= len(self._found["results"]):
+            return False
+        if number == len(self._found["results"]) - 1 and not self._found["phase"]:
             self._restore()
-        return done
+        return True
 
     def result(self, number: int) -> dict[str, Tensor]:
         """What a finished sweep found."""
@@ -119,9 +117,9 @@ class TaskJournal:
         device = self._method.context.placement.device
         return {} if name is None else {key: value.to(device) for key, value in self._read(name).items()}
 
-    def resume(self, number: int) -> dict[str, Tensor]:
-        """The state of the phase that was cut."""
-        if self._found is None or number != len(self._found["results"]) or not self._found["phase"]:
+    def resume(self) -> dict[str, Tensor]:
+        """The state of the phase that was cut: the first piece that is not done."""
+        if self._found is None or not self._found["phase"] or len(self._results) > len(self._found["results"]):
             return {}
         self._restore()
         return self._read(self._found["parts"][TRAINING])
@@ -130,15 +128,15 @@ class TaskJournal:
         """Whether the last checkpoint is old enough, or the run is to stop."""
         return bool(self._stop.number) or time.perf_counter() - self._saved >= self._every
 
-    def save(self, number: int, name: str, state: dict[str, Tensor]) -> None:  # noqa: ARG002
+    def save(self, name: str, state: dict[str, Tensor]) -> None:
         """Within a phase."""
         self.logged[name] = int(state["step"])
         self._write(name, state)
         self._stop.check()
 
-    def finish(self, number: int, name: str, result: dict[str, Tensor]) -> None:  # noqa: ARG002
+    def finish(self, name: str, result: dict[str, Tensor]) -> None:
         """After a phase or sweep."""
-        self._results.append(self._blob(result) if result else None)
+        self._results.append(self._blob(result) if result and self._writes else None)
         self.logged[name] = None
         self._write(None, {})
         self._stop.check()
@@ -152,13 +150,13 @@ class TaskJournal:
 
     def _write(self, phase: str | None, state: dict[str, Tensor]) -> None:
         self._check_finite()
+        self._saved = time.perf_counter()
+        if not self._writes:
+            return
         parts = {role: self._blob(part.state_dict()) for role, part in self._method.parts().items()}
         if state:
             parts[TRAINING] = self._blob(state)
         self._serial += 1
-        self._saved = time.perf_counter()
-        if not self._writes:
-            return
         content = {
             "serial": self._serial,
             "task": self._task,
@@ -172,7 +170,7 @@ class TaskJournal:
         text = json.dumps(content)
         sealed = json.dumps({"checksum": checksum(text.encode()), "content": text})
         write_atomically(self._manifest(self._serial), sealed)
-        self.last = f"step {self.logged[phase]} of phase '{phase}'" if phase else f"piece {len(self._results)}"
+        self.last = self._place(phase)
         self._sweep_out()
 
     def _check_finite(self) -> None:
@@ -193,7 +191,7 @@ class TaskJournal:
         data = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
         name = checksum(data)
         path = self._folder / f"{name}.safetensors"
-        if self._writes and not path.is_file():
+        if not path.is_file():
             self._folder.mkdir(exist_ok=True)
             write_atomically(path, data)
         return name

@@ -307,12 +307,15 @@ class Method(ABC):
 
     def features_sweep(self, name: str, images: ImageSet, augmented_passes: int = 0) -> Sweep:
         """The solver's features of images as they are, or of augmented ones, in the order of the data."""
+        batches = self.sweep_batches(name, images, augment=augmented_passes > 0)
+        return Sweep(name, Features(self.solver), batches, epochs=max(1, augmented_passes))
+
+    def sweep_batches(self, name: str, images: ImageSet, augment: bool = False) -> ImageBatches:
+        """Images in the order of the data; large batches, for there are no gradients to be kept."""
         c, size = self.context, 4 * self.context.train.batch_size
-        augment = augmented_passes > 0
-        batches = ImageBatches(
+        return ImageBatches(
             images, c.preprocess, size, self.stream(name), c.placement, augment=augment, shuffle=False
         )
-        return Sweep(name, Features(self.solver), batches, epochs=max(1, augmented_passes))
 
     def remember(self, task: Task) -> Plan:
         """Keep exemplars of the task's classes, if the method keeps any."""

@@ -10,7 +10,6 @@ from etag.core.outputs import Need, Predictor, needed
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, Plan, Sweep
-from etag.data.batches import ImageBatches
 from etag.methods.base import Card, Method, MethodOptions
 from etag.methods.parts.memory import ExemplarOptions
 from etag.methods.registry import method
@@ -51,16 +50,7 @@ class IL2M(Method):
         """Solver; mean scores on the new images and the kept ones; new exemplars."""
         yield self.solver_phase(task, [self.classification(task)])
         assert self.memory is not None
-        images, c = self.memory.joined_to(task.train), self.context
-        batches = ImageBatches(
-            images,
-            c.preprocess,
-            4 * c.train.batch_size,
-            self.stream("scores"),
-            c.placement,
-            augment=False,
-            shuffle=False,
-        )
+        batches = self.sweep_batches("scores", self.memory.joined_to(task.train))
         found = yield Sweep("scores", _ScoreSums(self.solver, task), batches, reduce="sum")
         own = found["own"] / found["images"].clamp(min=1)
         self.scores.learn(own[task.old :], own[: task.old], found["confidence"] / found["images"][task.old :].sum())

@@ -12,7 +12,6 @@ from etag.core.work import Plan
 from etag.methods.base import Card, Method, MultiHeadOptions
 from etag.methods.parts.distillation import attention_term, logits_term
 from etag.methods.registry import method
-from etag.models.solver import Frozen
 
 
 class LwmOptions(MultiHeadOptions):
@@ -59,7 +58,8 @@ class LwM(Method):
         """Of each stage."""
         c = self.context
         image = torch.zeros(1, c.channels, c.size, c.size, device=c.placement.device)
-        maps = Frozen(self.solver).network(image, Need.STAGES).stages
+        with torch.no_grad():
+            maps = self.solver.eval()(image, Need.STAGES).stages
         return [int(stage.shape[2:].numel()) for stage in maps]
 
     @property
