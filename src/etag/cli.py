@@ -34,6 +34,8 @@ def run(
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.epochs=5.")
     ] = None,
+    devices: Annotated[int | None, typer.Option(help="Processes on each machine, one a device.")] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Machines; the command is given on each.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the run that is in the directory.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what it would do and how long it takes.")
@@ -46,6 +48,7 @@ def run(
     from etag.experiments.config import resolve
 
     named = {"method": method, "data": data, "split": split, "seed": seed, "model.weights": weights}
+    named |= {"runtime.devices": devices, "runtime.num_nodes": num_nodes}
     given = {key: value for key, value in named.items() if value is not None} | _plugged(plugin)
     config = resolve(recipe, given, setting or [])
     if dry_run:

@@ -1,5 +1,11 @@
 """Two processes through the same code path as one: the contract of one module per phase, under DDP."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +19,7 @@ from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import resolve
 from etag.experiments.run import run
-from etag.experiments.store import create_method, tensors
+from etag.experiments.store import RunDirectory, create_method, tensors
 
 SETTINGS = {
     "data.train_per_class": 24,
@@ -95,3 +101,98 @@ def test_a_whole_run_in_two_processes_writes_one_run_directory(options, tmp_path
         "model.safetensors",
         "steps.jsonl",
     }
+
+
+# -- whole commands in two processes: killed, asked to stop, started by torchrun ---------------------------------
+
+LONG = {
+    "split": "b2-1x2",
+    "data.train_per_class": 24,
+    "data.test_per_class": 6,
+    "model.width": 4,
+    "train.batch_size": 8,
+    "train.epochs": 12,
+    "method.generator.train.epochs": 12,
+    "method.generator.feature_passes": 2,
+    "runtime.accelerator": "cpu",
+    "runtime.checkpoint_every": 0,
+}
+
+
+def start(out, *more, launcher=(sys.executable, "-m", "etag.cli")):
+    words = ["run", "digits", "--method", "etag", "--out", str(out), *more]
+    for key, value in LONG.items():
+        words += ["--set", f"{key}={value}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*launcher, *words],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    said = process.communicate(timeout=300)[1]
+    return process.returncode, said
+
+
+def wait_for_lines(out, count):
+    steps = out / "steps.jsonl"
+    deadline = time.monotonic() + 120
+    while not steps.is_file() or len(steps.read_text().splitlines()) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory):
+    """The run in two processes that nobody disturbs."""
+    out = tmp_path_factory.mktemp("twin") / "run"
+    code, said = finish(start(out, "--devices", "2"))
+    assert code == 0, said
+    return out
+
+
+def assert_same(left, right):
+    one, two = (json.loads((path / "metrics.json").read_text()) for path in (left, right))
+    assert one["accuracy_matrix"] == two["accuracy_matrix"]
+    weights, others = (tensors(RunDirectory(path).load_model()) for path in (left, right))
+    for name, value in weights.items():
+        assert torch.equal(value, others[name]), f"{name} differs"
+
+
+def test_two_processes_killed_again_and_again_end_as_their_twin(twin, tmp_path):
+    out = tmp_path / "run"
+    for lines in (2, 9, 14):  # in the base task's solver, its generator, and the second task
+        process = start(out, "--devices", "2")
+        wait_for_lines(out, lines)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert finish(process)[0] == -signal.SIGKILL
+        assert not (out / "metrics.json").is_file()
+    code, said = finish(start(out, "--devices", "2"))
+    assert code == 0, said
+    assert_same(twin, out)
+
+
+def test_asked_to_stop_two_processes_save_and_stop_at_the_same_place(twin, tmp_path):
+    out = tmp_path / "run"
+    process = start(out, "--devices", "2")
+    wait_for_lines(out, 3)
+    process.send_signal(signal.SIGTERM)  # only the leader hears it
+    code, said = finish(process)
+    assert code == 143, said
+    assert "goes on" in said
+    assert list(out.glob("checkpoints/checkpoint-*.json"))
+    code, said = finish(start(out, "--devices", "2"))
+    assert code == 0, said
+    assert_same(twin, out)
+
+
+def test_torchrun_starts_them_as_well(twin, tmp_path):
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "etag.cli")
+    code, said = finish(start(tmp_path / "run", launcher=launcher))
+    assert code == 0, said
+    assert_same(twin, tmp_path / "run")

@@ -10,8 +10,10 @@ import time
 
 import pytest
 import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision
 
-from etag.engine import engine, training
+from etag.engine import engine, runtime, training
 from etag.experiments.journal import Interrupted
 from etag.experiments.run import run
 from etag.experiments.store import RunDirectory, tensors
@@ -125,6 +127,42 @@ def test_so_does_a_game_of_two_players(small, tmp_path, cut_at):
     run(config, tmp_path / "whole")
     cut_until_done(config, tmp_path / "cut", cut_at, [7, 9, 8, 12, 9])
     assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_checkpoints_can_be_counted_in_steps(small, tmp_path, cut_at):
+    config = small("fine", **(OFTEN | {"runtime.checkpoint_every": 1e6, "runtime.checkpoint_steps": 5}))
+    run(config, tmp_path / "whole")
+    cut_at(12)  # the base task has 12 steps
+    with pytest.raises(Cut):
+        run(config, tmp_path / "cut")
+    content = json.loads(json.loads(newest(tmp_path / "cut" / "checkpoints").read_text())["content"])
+    assert content["logged"] == {"solver": 6}, "the first chance after 5 steps, where every third is one"
+    cut_at(0)
+    run(config, tmp_path / "cut")
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_the_scale_of_half_precision_is_gone_on_with(small, tmp_path, cut_at, monkeypatch):
+    """Fabric has half precision on GPUs only; its own plug-in with a scaler for the CPU is the real thing here."""
+
+    def with_scaler(**options):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
+        precision = MixedPrecision("16-mixed", device="cpu", scaler=scaler)
+        return Fabric(**{key: value for key, value in options.items() if key != "precision"}, plugins=[precision])
+
+    monkeypatch.setattr(runtime, "Fabric", with_scaler)
+    config = small("fine", **OFTEN)
+    run(config, tmp_path / "whole")
+    cut_until_done(config, tmp_path / "cut", cut_at, [5, 7, 6, 9])
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_run_keeps_as_many_files_however_many_tasks_it_has(small, tmp_path):
+    names = []
+    for tasks in (1, 4):
+        run(small("elucir", **(OFTEN | {"split": f"b2-{tasks}x1"})), tmp_path / str(tasks))
+        names.append({file.relative_to(tmp_path / str(tasks)) for file in (tmp_path / str(tasks)).rglob("*")})
+    assert names[0] == names[1]
 
 
 # -- damage -----------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ class Checkpoint(Target):
     def read(self):
         directory = RunDirectory(self.folder / "run")
         directory.restore(self.method)
-        options = {"every": 0.0, "writes": False, "stop": Stop(), "say": lambda _: None}
+        options = {"every": 0.0, "every_steps": None, "writes": False, "stop": Stop(), "say": lambda _: None}
         journal = TaskJournal(directory.checkpoints, self.method, 1, **options)
         directory.cut_steps(1, journal.logged)
 

@@ -85,10 +85,14 @@ class RuntimeOptions(Options):
     """Where and in which precision a run computes; never changes what it computes."""
 
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    devices: PositiveInt = 1
+    devices: PositiveInt = Field(1, description="processes on each machine, one a device; torchrun knows better")
+    num_nodes: PositiveInt = Field(1, description="machines")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     threads: PositiveInt | None = Field(None, description="CPU threads; None leaves the choice to PyTorch")
     checkpoint_every: NonNegativeFloat = Field(
         300.0, description="seconds between two checkpoints within a phase; 0 is as often as can be"
+    )
+    checkpoint_steps: PositiveInt | None = Field(
+        None, description="also after so many steps of a phase, or the next multiple of ten"
     )
     tensorboard: bool = Field(False, description="also log for TensorBoard (the extra `tensorboard`)")

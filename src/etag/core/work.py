@@ -129,8 +129,8 @@ class Journal(Protocol):
     def resume(self) -> dict[str, Tensor]:
         """The state of a phase that was cut, all that the method keeps being brought to it; empty if it was not."""
 
-    def due(self) -> bool:
-        """Whether it is time to save."""
+    def due(self, step: int) -> bool:
+        """Whether it is time to save, so many steps into a phase. All processes get the same answer."""
 
     def save(self, name: str, state: dict[str, Tensor]) -> None:
         """A phase has come so far; may not return, if the run is to be interrupted."""

@@ -48,6 +48,14 @@ class Runtime:
         assert isinstance(total, Tensor)
         return total
 
+    def highest(self, value: int) -> int:
+        """The highest that any process says."""
+        if self.fabric.world_size == 1:
+            return value
+        found = torch.tensor(value, device=self.fabric.device)
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+        return int(found)
+
 
 def is_follower() -> bool:
     """Whether this process was started beside a leader (by Fabric or torchrun) and shall not talk or write."""
@@ -64,12 +72,25 @@ def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strat
         torch.set_num_threads(options.threads)
     if options.accelerator == "cuda" and not torch.cuda.is_available():
         raise EtagError("runtime.accelerator=cuda was asked for, but PyTorch finds no CUDA device here.")
-    if options.devices > 1 and strategy == "auto":
+    devices, nodes = _processes(options)
+    if devices * nodes > 1 and strategy == "auto":
         strategy = "ddp"
     fabric = Fabric(
-        accelerator=options.accelerator, devices=options.devices, strategy=strategy, precision=options.precision
+        accelerator=options.accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        strategy=strategy,
+        precision=options.precision,
     )
     fabric.launch(_Entry(work, args))
+
+
+def _processes(options: RuntimeOptions) -> tuple[int, int]:
+    """On each machine, and machines: as asked for, unless torchrun has started them already."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return options.devices, options.num_nodes
+    local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    return local, world // local
 
 
 class _Entry:

@@ -24,7 +24,7 @@ class Training:
         self.phase, self.runtime, self.fabric = phase, runtime, runtime.fabric
         self.turns = [_Turn(player, phase, runtime.fabric) for player in phase.players]
         self.plateau = Plateau(phase.training, phase.module) if phase.training.schedule == "plateau" else None
-        self.log = _StepLog(phase, listeners)
+        self.log = _StepLog(phase, runtime, listeners)
 
     @property
     def epochs(self) -> int:
@@ -39,8 +39,7 @@ class Training:
             self._epoch(epoch, max(0, start - epoch * per_epoch), journal)
             if self.plateau and not self.plateau.watch(self._watched_loss()):
                 break
-            if journal is not None and self.log.read_up and journal.due():
-                journal.save(self.phase.name, self._state((epoch + 1) * per_epoch))
+            self._save_if_due(journal, (epoch + 1) * per_epoch)
         if self.plateau:
             self.plateau.restore()
         self.phase.module.eval()
@@ -59,9 +58,13 @@ class Training:
                 if step % turn.player.every == 0:
                     terms |= self._step(turn, step, batch)
             self.log.note(step, epoch, self.turns[0].rate, terms, batch.total)
-            # the end of an epoch is the plateau's first; and only what listeners were told is behind us
-            if journal is not None and offset < last and self.log.read_up and journal.due():
-                journal.save(self.phase.name, self._state(step + 1))
+            if offset < last:  # the end of an epoch is the plateau's first
+                self._save_if_due(journal, step + 1)
+
+    def _save_if_due(self, journal: Journal | None, step: int) -> None:
+        """Only what listeners were told of is behind us."""
+        if journal is not None and self.log.read_up and journal.due(step):
+            journal.save(self.phase.name, self._state(step))
 
     def _state(self, step: int) -> dict[str, Tensor]:
         """All that is needed to go on after so many steps, but for what the method keeps."""
@@ -109,7 +112,7 @@ class Training:
     def _watched_loss(self) -> float:
         """Mean loss on the validation batches; without any, over the epoch just trained."""
         if self.phase.validation is None:
-            return self.runtime.sum(self.log.epoch_loss()).item() / self.runtime.placement.world
+            return self.log.epoch_loss()
         module = self.phase.module.eval()  # not its DDP wrapper: shares of a batch may be empty
         summed = torch.zeros(2, device=self.fabric.device)
         for batch in self.phase.validation.epoch(0):
@@ -169,18 +172,18 @@ def _optimiser(parameters: list[nn.Parameter], training: TrainOptions) -> Optimi
 class _StepLog:
     """Keeps the terms on the device and reads them every few steps."""
 
-    def __init__(self, phase: Phase, listeners: Sequence[Listener]) -> None:
-        self._phase, self._listeners = phase, listeners
+    def __init__(self, phase: Phase, runtime: Runtime, listeners: Sequence[Listener]) -> None:
+        self._phase, self._runtime, self._listeners = phase, runtime, listeners
         self._unread: list[tuple[int, Terms]] = []
         self._rows = 0
-        self.losses = torch.empty(0)  # of this epoch, for the plateau
+        self.losses = torch.empty(0)  # of this epoch, for the plateau; the mean over all processes
 
     def note(self, step: int, epoch: int, rate: float, terms: Terms, rows: int) -> None:
         terms = {name: value.detach() for name, value in terms.items()}
         self._unread.append((step + 1, terms))
         self._rows += rows
         if self._phase.training.schedule == "plateau":
-            loss = _total(terms).reshape(1)
+            loss = self._runtime.sum(_total(terms).reshape(1)) / self._runtime.placement.world
             self.losses = torch.cat([self.losses.to(loss), loss])
         if (step + 1) % LOG_EVERY == 0 or step + 1 == self._phase.steps:
             read = self._read()
@@ -203,10 +206,10 @@ class _StepLog:
         self._unread.clear()
         return read
 
-    def epoch_loss(self) -> Tensor:
+    def epoch_loss(self) -> float:
         """Mean loss of the epoch just ended."""
         losses, self.losses = self.losses, torch.empty(0)
-        return losses.mean()
+        return losses.mean().item()
 
     @property
     def read_up(self) -> bool:

@@ -34,9 +34,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """Whether somebody asked the run to stop. Asking twice stops it at once, without saving."""
+    """Whether somebody asked the run to stop. Asking twice stops it at once, without saving.
 
-    number = 0
+    Of several processes one may be asked, but all stop, at the same place: `highest` is the highest number that any
+    of them knows.
+    """
+
+    def __init__(self, highest: Callable[[int], int] = int) -> None:
+        self.number, self.highest = 0, highest
 
     @contextmanager
     def listening(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -57,8 +62,8 @@ class Stop:
 
     def check(self) -> None:
         """Stop now, if asked to."""
-        if self.number:
-            raise Interrupted(self.number)
+        if number := self.highest(self.number):
+            raise Interrupted(number)
 
 
 class TaskJournal:
@@ -71,12 +76,14 @@ class TaskJournal:
         task: int,
         *,
         every: float,
+        every_steps: int | None,
         writes: bool,
         stop: Stop,
         say: Callable[[str], None],
     ) -> None:
         self._folder, self._method, self._task = folder, method, task
-        self._every, self._writes, self._stop, self._say = every, writes, stop, say
+        self._every, self._every_steps = every, every_steps
+        self._writes, self._stop, self._say = writes, stop, say
         found = self._newest()
         self._found: dict[str, Any] | None = found
         self._serial: int = found["serial"] if found else 0
@@ -84,6 +91,7 @@ class TaskJournal:
         self.logged: dict[str, int | None] = dict(found["logged"]) if found else {}  # steps by phase; None: all
         self._before: float = found["seconds"] if found else 0.0
         self._began = self._saved = time.perf_counter()
+        self._saved_step = 0  # of the phase at hand
         self.last = self.where or "its beginning"  # where the newest checkpoint is, for people
 
     @property
@@ -122,22 +130,26 @@ class TaskJournal:
         if self._found is None or not self._found["phase"] or len(self._results) > len(self._found["results"]):
             return {}
         self._restore()
-        return self._read(self._found["parts"][TRAINING])
+        state = self._read(self._found["parts"][TRAINING])
+        self._saved_step = int(state["step"])
+        return state
 
-    def due(self) -> bool:
+    def due(self, step: int) -> bool:
         """Whether the last checkpoint is old enough, or the run is to stop."""
-        return bool(self._stop.number) or time.perf_counter() - self._saved >= self._every
+        old = time.perf_counter() - self._saved >= self._every
+        old |= self._every_steps is not None and step - self._saved_step >= self._every_steps
+        return bool(self._stop.highest(self._stop.number or old))
 
     def save(self, name: str, state: dict[str, Tensor]) -> None:
         """Within a phase."""
-        self.logged[name] = int(state["step"])
+        self.logged[name] = self._saved_step = int(state["step"])
         self._write(name, state)
         self._stop.check()
 
     def finish(self, name: str, result: dict[str, Tensor]) -> None:
         """After a phase or sweep."""
         self._results.append(self._blob(result) if result and self._writes else None)
-        self.logged[name] = None
+        self.logged[name], self._saved_step = None, 0
         self._write(None, {})
         self._stop.check()
 

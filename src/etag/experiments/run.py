@@ -88,12 +88,18 @@ def _learn(
     """The tasks that are still to be learnt, one after the other."""
     placement = runtime.placement
     record = Record() if fresh else directory.restore(method)
-    stop, say = Stop(), partial(console.print, markup=False, soft_wrap=True)
+    stop, say = Stop(runtime.highest), partial(console.print, markup=False, soft_wrap=True)
 
     def journal_of(task: int) -> TaskJournal:
-        every = config.runtime.checkpoint_every
         return TaskJournal(
-            directory.checkpoints, method, task, every=every, writes=runtime.leader, stop=stop, say=say
+            directory.checkpoints,
+            method,
+            task,
+            every=config.runtime.checkpoint_every,
+            every_steps=config.runtime.checkpoint_steps,
+            writes=runtime.leader,
+            stop=stop,
+            say=say,
         )
 
     tasks = len(record.judgements)
@@ -106,7 +112,7 @@ def _learn(
         directory.cut_steps(tasks, journal.logged)
     with (
         _listeners(runtime, directory, console, config, method, scenario) as listeners,
-        _stoppable(stop, runtime, say),
+        _stoppable(stop, say),
     ):
         engine = Engine(runtime, listeners)
         for task in scenario.tasks[tasks:]:
@@ -144,10 +150,9 @@ def _learn(
 
 
 @contextmanager
-def _stoppable(stop: Stop, runtime: Runtime, say: Callable[[str], None]) -> Iterator[None]:
-    """Let signals stop a run of one process at its next checkpoint. Several would have to agree on where that is; and
-    only the main thread is told of signals."""
-    if runtime.placement.world > 1 or threading.current_thread() is not threading.main_thread():
+def _stoppable(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
+    """Let signals stop a run at its next checkpoint. Only the main thread is told of signals."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     with stop.listening(say):

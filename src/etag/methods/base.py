@@ -227,8 +227,12 @@ class Method(ABC):
 
     def place(self) -> None:
         """Put everything that is kept on the device, convolutions in channels_last order."""
+        placement = self.context.placement
         for module in self.parts().values():
-            module.to(self.context.placement.device)
+            if placement.world > 1 and placement.device.type == "cuda":
+                # a process's own share of a batch is small: statistics are those of all shares (changed in place)
+                nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+            module.to(placement.device)
             for parameter in module.parameters():
                 if parameter.ndim == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
