@@ -62,8 +62,54 @@ def test_a_folder_of_somebody_else_is_left_as_it_was(small, tmp_path):
     assert [path.name for path in (tmp_path / "letters").iterdir()] == ["mine.txt"]
 
 
-# a disk that is full in earnest takes rights this suite may not have; a limit on the size of files is as real to the
-# process that writes: the system refuses the write in the middle of it
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of four megabytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting is refused here; the tests with a limit on the size of files stand in")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("left", [0, 6_000, 40_000])
+def test_a_disk_that_fills_up_loses_nothing(small_disk, left):
+    words = [
+        "run",
+        "--method",
+        "fine",
+        "--set",
+        "model.width=4",
+        "--set",
+        "runtime.checkpoint_every=0",
+        "--out",
+        "run",
+    ]
+    process = start(small_disk, *words)
+    wait_for(small_disk / "run" / "checkpoints" / "checkpoint-1.json", process)
+    process.kill()
+    process.communicate()
+    ballast, data = small_disk / "ballast", os.statvfs(small_disk)
+    ballast.write_bytes(bytes(data.f_bavail * data.f_bsize - left))
+    saved = {path.name for path in (small_disk / "run" / "checkpoints").glob("checkpoint-*.json")}
+    full = start(small_disk, *words)
+    said = full.communicate(timeout=120)[1]
+    assert full.returncode == 2, said
+    assert "there is no room to write" in said
+    assert "Traceback" not in said
+    assert {path.name for path in (small_disk / "run" / "checkpoints").glob("checkpoint-*.json")} >= saved
+    ballast.unlink()
+    gone_on = start(small_disk, *words)
+    said, errors = gone_on.communicate(timeout=300)
+    assert gone_on.returncode == 0, errors
+    assert "learnt already" in said
+    assert "is damaged" not in said
+
+
+# where nothing can be mounted, a limit on the size of files is as real to the process that writes: the system refuses
+# the write in the middle of it
 FULL = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

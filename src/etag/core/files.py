@@ -16,21 +16,29 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-        _flush_folder(path.parent)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise EtagError(
-                f"there is no room to write '{path}' ({error.strerror}); what was saved before is whole: make room, "
-                "and the same command goes on."
-            ) from error
-        raise
+        with room_for(path):
+            with aside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+            _flush_folder(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Say in people's words when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise EtagError(
+            f"there is no room to write '{path}' ({error.strerror}); what was saved before is whole: make room, and "
+            "the same command goes on."
+        ) from error
 
 
 def _flush_folder(folder: Path) -> None:

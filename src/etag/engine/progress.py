@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from etag.core.errors import EtagError
+from etag.core.files import room_for
 
 
 class _Speed:
@@ -31,6 +32,7 @@ class StepLog:
     """One JSON object a line: where the run was, its loss terms, its speed."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: TextIO = path.open("a", buffering=1)  # a line at a time: a cut run shall know of all of them
         self._task, self._phase, self._speed = 0, "", _Speed()
 
@@ -48,15 +50,17 @@ class StepLog:
         speed = self._speed.of(rows)
         if terms:
             line = {"task": self._task, "phase": self._phase, "step": step, "epoch": epoch, "lr": lr}
-            self._file.write(json.dumps(line | {"terms": dict(terms), "images_per_second": round(speed, 1)}) + "\n")
+            line |= {"terms": dict(terms), "images_per_second": round(speed, 1)}
+            with room_for(self._path):
+                self._file.write(json.dumps(line) + "\n")
 
-    def finished(self, name: str, seconds: float) -> None:  # noqa: ARG002
-        """Let readers see all of the phase."""
-        self._file.flush()
+    def finished(self, name: str, seconds: float) -> None:
+        """Every line is there already."""
 
     def close(self) -> None:
         """After the last task."""
-        self._file.close()
+        with room_for(self._path):
+            self._file.close()
 
 
 class TensorBoardLog:
