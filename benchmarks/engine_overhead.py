@@ -30,8 +30,8 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 TAU = 3.0
 
 
-def second_task(images: int, size: int, batch: int, width: int) -> tuple[ETag, Task]:
-    """eTag at the beginning of its second task: 10 old classes, 5 new ones, random images."""
+def second_task(images: int, size: int, batch: int, width: int, begun: int = 2) -> tuple[ETag, Task]:
+    """eTag at the beginning of its second task (or its first): 10 old classes, 5 new ones, random images."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8, generator=generator)
     base = MemoryImages(pixels, torch.arange(images) % 10)
@@ -47,9 +47,9 @@ def second_task(images: int, size: int, batch: int, width: int) -> tuple[ETag, T
         preprocess=Preprocess(MEAN, STD, size, flip=True),
     )
     method = ETag(EtagOptions(name="etag"), context)
-    method.begin_task(Task(0, 0, 10, base, base, base=10))
-    task = Task(1, 10, 5, new, new, base=10)
-    method.begin_task(task)
+    tasks = [Task(0, 0, 10, base, base, base=10), Task(1, 10, 5, new, new, base=10)]
+    for task in tasks[:begun]:
+        method.begin_task(task)
     return method, task
 
 

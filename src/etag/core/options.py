@@ -88,6 +88,9 @@ class RuntimeOptions(Options):
     devices: PositiveInt = Field(1, description="processes on each machine, one a device; torchrun knows better")
     num_nodes: PositiveInt = Field(1, description="machines")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    compile: bool = Field(
+        False, description="let torch.compile make the stages faster: a minute at the start, then less time a step"
+    )
     threads: PositiveInt | None = Field(None, description="CPU threads; None leaves the choice to PyTorch")
     checkpoint_every: NonNegativeFloat = Field(
         300.0, description="seconds between two checkpoints within a phase; 0 is as often as can be"

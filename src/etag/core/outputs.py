@@ -15,14 +15,24 @@ class Need(Flag):
     NOTHING = 0
     FEATURE = auto()  # the pooled feature of the images themselves
     LOGITS = auto()  # the head's outputs for the images themselves
-    VIEW_FEATURES = auto()  # the pooled feature of every view
+    VIEW_FEATURES = auto()  # the pooled feature of every view that is looked at
     STAGES = auto()  # every stage's map, before and after its activation, of the images themselves
-    AUXILIARY = auto()  # the auxiliary classifiers' outputs, of every view
+    AUXILIARY = auto()  # the auxiliary classifiers' outputs, of every view that is looked at
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a solver is shown of a batch: the images, and behind them other views of them."""
+
+    rows: Tensor
+    images: int  # that are the images themselves
+    picked: Tensor | None = None  # rows that are looked at as views; None is all of them
+    labels: Tensor | None = None  # of those rows: which class and which view
 
 
 @dataclass
 class Outputs:
-    """One forward pass. Rows of views are image by image: view r of image k is row k * views + r."""
+    """One forward pass."""
 
     feature: Tensor | None = None
     logits: Tensor | None = None

@@ -71,5 +71,9 @@ class Draws:
         """Integers in [low, high), this process's rows of them."""
         return self._own(torch.randint(low, high, (rows,), generator=self.stream.generator(purpose)))
 
+    def order(self, purpose: str, rows: int) -> Tensor:
+        """The places that this process's rows have in a random order of all. They stay on the CPU, to be counted."""
+        return torch.randperm(rows, generator=self.stream.generator(purpose))[self.placement.share(rows)]
+
     def _own(self, values: Tensor) -> Tensor:
         return values[self.placement.share(len(values))].to(self.placement.device, non_blocking=True)

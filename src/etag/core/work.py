@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor, nn
 
 from etag.core.options import TrainOptions
-from etag.core.outputs import Need, Outputs
+from etag.core.outputs import Need, Outputs, Shown
 from etag.core.random import Draws
 
 
@@ -44,6 +44,7 @@ class Step:
     """All that a term may look at."""
 
     batch: Batch
+    shown: Shown
     student: Outputs
     teacher: Outputs
 
@@ -86,6 +87,7 @@ class Phase:
     training: TrainOptions
     batch_norm: Literal["train", "frozen"] = "train"  # whether statistics follow the data
     validation: Batches | None = None  # watched by the plateau schedule
+    static: tuple[nn.Module, ...] = ()  # parts that never change their structure: torch.compile may have them
 
     @property
     def steps(self) -> int:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from etag.core.errors import EtagError
+from etag.core.outputs import Shown
 
 
 @dataclass(frozen=True)
 class Views:
     """A named set of transformations, the first of which leaves the image as it is.
 
-    View r of image k is row k * count + r, and its label is count * y + r, so rows `::count` are
-    the images themselves.
+    View r of an image of class y has the label count * y + r.
     """
 
     name: str
@@ -42,14 +42,36 @@ class Views:
                 f"set data.size={size + self.divisor - size % self.divisor}, or another embedding.views."
             )
 
-    def of(self, images: Tensor) -> Tensor:
-        """All views of a batch of images."""
-        batch = torch.stack([view(images) for view in self.transforms], dim=1).flatten(0, 1)
-        return batch.contiguous(memory_format=torch.channels_last)
+    def of(self, images: Tensor, labels: Tensor) -> Shown:
+        """All views of a batch of images, view by view."""
+        rows = torch.cat([view(images) for view in self.transforms])
+        kinds = torch.arange(self.count, device=labels.device).repeat_interleave(len(labels))
+        return Shown(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + kinds)
 
-    def labels(self, labels: Tensor) -> Tensor:
-        """The augmented label of every view."""
-        return (labels[:, None] * self.count + torch.arange(self.count, device=labels.device)).flatten()
+    def some(self, images: Tensor, labels: Tensor, chosen: Tensor) -> Shown:
+        """Of every image the views that are chosen for it: a row each, of numbers on the CPU."""
+        device, count = images.device, len(images)
+        rows, place = [images], torch.zeros(self.count, count, dtype=torch.long)
+        place[0] = torch.arange(count)  # the images are there in any case
+        for kind in range(1, self.count):
+            of = (chosen == kind).any(1).nonzero().flatten()
+            place[kind, of] = torch.arange(count, count + len(of))
+            rows.append(self.transforms[kind](images[of.to(device, non_blocking=True)]))
+            count += len(of)
+        owners = torch.arange(len(images))[:, None].expand_as(chosen)
+        picked, owners, kinds = (
+            index.flatten().to(device, non_blocking=True) for index in (place[chosen, owners], owners, chosen)
+        )
+        shown = _channels_last(torch.cat(rows))
+        return Shown(shown, len(images), picked, labels[owners] * self.count + kinds)
+
+    def choose(self, places: Tensor, number: int) -> Tensor:
+        """So many views for each row, all of them equally often, from the rows' places in a random order."""
+        return (places[:, None] + torch.arange(number)) % self.count
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _quarter_turns(turns: int) -> Callable[[Tensor], Tensor]:

@@ -1,12 +1,13 @@
 """Devices, precision and processes, through Lightning Fabric."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions
@@ -16,8 +17,8 @@ from etag.core.random import Placement
 class Runtime:
     """One process's view of the machine. Everything that differs between one CPU and many GPUs is in here."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric = fabric
+    def __init__(self, fabric: Fabric, options: RuntimeOptions | None = None) -> None:
+        self.fabric, self.options = fabric, options or RuntimeOptions()
 
     @property
     def placement(self) -> Placement:
@@ -57,6 +58,22 @@ class Runtime:
         return int(found)
 
 
+@contextmanager
+def compiled(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Within, these run as torch.compile makes them. What it made for one is used for all of the same structure, so
+    networks of later tasks are not compiled again, as long as nothing in these parts grows."""
+    if parts:
+        # each stage in each mode is a program of its own
+        torch._dynamo.config.recompile_limit = max(256, torch._dynamo.config.recompile_limit)
+    for part in parts:
+        part.compile()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part._compiled_call_impl = None
+
+
 def is_follower() -> bool:
     """Whether this process was started beside a leader (by Fabric or torchrun) and shall not talk or write."""
     return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
@@ -82,7 +99,7 @@ def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strat
         strategy=strategy,
         precision=options.precision,
     )
-    fabric.launch(_Entry(work, args))
+    fabric.launch(_Entry(work, options, args))
 
 
 def _processes(options: RuntimeOptions) -> tuple[int, int]:
@@ -96,9 +113,9 @@ def _processes(options: RuntimeOptions) -> tuple[int, int]:
 class _Entry:
     """What each process calls; a class, so that it can be sent to spawned ones."""
 
-    def __init__(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self._work, self._args = work, args
+    def __init__(self, work: Callable[..., None], options: RuntimeOptions, args: tuple[Any, ...]) -> None:
+        self._work, self._options, self._args = work, options, args
 
     def __call__(self, fabric: Fabric) -> None:
-        self._work(Runtime(fabric), *self._args)
+        self._work(Runtime(fabric, self._options), *self._args)
         fabric.barrier()  # nobody leaves before the leader has written

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, Optimizer
 from etag.core.errors import Diverged
 from etag.core.options import TrainOptions
 from etag.core.work import Batch, Journal, Listener, Phase, Player, Terms
-from etag.engine.runtime import Runtime
+from etag.engine.runtime import Runtime, compiled
 from etag.engine.schedule import Plateau, rate_factor
 
 LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the device
@@ -34,17 +34,21 @@ class Training:
     def run(self, journal: Journal | None = None) -> None:
         """Train to the end, from where it was cut if the journal knows of that."""
         start = self._load(journal.resume()) if journal is not None else 0
-        per_epoch = len(self.phase.batches)
-        for epoch in range(start // per_epoch, self.epochs):
-            self._epoch(epoch, max(0, start - epoch * per_epoch), journal)
-            if self.plateau and not self.plateau.watch(self._watched_loss()):
-                break
-            self._save_if_due(journal, (epoch + 1) * per_epoch)
+        with compiled(self.phase.static if self.runtime.options.compile else ()):
+            self._epochs(start, journal)
         if self.plateau:
             self.plateau.restore()
         self.phase.module.eval()
         for turn in self.turns:
             turn.optimiser.zero_grad()
+
+    def _epochs(self, start: int, journal: Journal | None) -> None:
+        per_epoch = len(self.phase.batches)
+        for epoch in range(start // per_epoch, self.epochs):
+            self._epoch(epoch, max(0, start - epoch * per_epoch), journal)
+            if self.plateau and not self.plateau.watch(self._watched_loss()):
+                return
+            self._save_if_due(journal, (epoch + 1) * per_epoch)
 
     def _epoch(self, epoch: int, start: int, journal: Journal | None) -> None:
         _set_mode(self.phase)

@@ -260,7 +260,8 @@ class Method(ABC):
         training = self.context.train.for_task(task.index)
         task, held_out = task.holding_out(training.validation)
         added = [] if self.embedding is None else self.embedding.terms(task, self.solver)
-        objective = SolverObjective(self.solver, self.teacher, [*terms, *added], self.views)
+        some = None if self.embedding is None else self.embedding.options.views_per_image
+        objective = SolverObjective(self.solver, self.teacher, [*terms, *added], self.views, some)
         if old_classes is None:
             old_classes = self.options.head != "multi"
         return self._phase(
@@ -304,6 +305,7 @@ class Method(ABC):
             players=(Player(parameters),),
             training=training,
             batch_norm=batch_norm,
+            static=objective.static,
             validation=None
             if held_out is None
             else ImageBatches(held_out, c.preprocess, 4 * size, stream, c.placement, augment=False, shuffle=False),

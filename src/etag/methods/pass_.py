@@ -64,7 +64,7 @@ class PASS(Method):
 
         def compute(step: Step) -> Tensor:
             logits = self.solver.head(needed(step.student.view_features))
-            return cross_entropy(logits / self.options.tau, self.views.labels(step.batch.labels))
+            return cross_entropy(logits / self.options.tau, needed(step.shown.labels))
 
         return Term("ce", compute, student=Need.VIEW_FEATURES)
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 M = TypeVar("M", bound=nn.Module)
 BatchNorm = nn.modules.batchnorm._BatchNorm  # the base of all kinds
@@ -30,6 +31,27 @@ class Kept(nn.Module):
             if (found := state_dict.get(prefix + name)) is not None:
                 self.register_buffer(name, found.to(buffer.device, copy=True))
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class ConvNorm(nn.Sequential):
+    """A convolution and the BatchNorm behind it. While the statistics stand still the two are one convolution.
+
+    That is the same mathematics, for gradients too, without BatchNorm's own passes over the maps.
+    """
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+        super().__init__(convolution, nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised map."""
+        conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
+        if norm.training:
+            return cast(Tensor, norm(conv(x)))
+        mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
+        scale = norm.weight * (variance + norm.eps).rsqrt()
+        weight, bias = conv.weight * scale.view(-1, 1, 1, 1), norm.bias - mean * scale
+        return functional.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
 
 
 def follows_data(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Need, Outputs, needed
+from etag.core.outputs import Need, Outputs, Shown, needed
 from etag.core.random import Stream
 from etag.core.work import Batch
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
@@ -55,18 +55,25 @@ class Solver(nn.Module):
         head = list(self.head.parameters()) if old_classes else self.head.trained_with_new
         return [*(parameter for part in parts for parameter in part.parameters()), *head]
 
+    @property
+    def static(self) -> tuple[nn.Module, ...]:
+        """The parts that no new class changes."""
+        return (*self.backbone.stages, *(auxiliary.branch for auxiliary in self.auxiliaries))
+
     def _auxiliaries_for(self, need: Need) -> list[Auxiliary]:
         return list(self.auxiliaries) if need & Need.AUXILIARY else []
 
-    def forward(self, images: Tensor, need: Need, views: int = 1) -> Outputs:
-        """What is needed of one pass. `images` holds all views, image by image.
+    def forward(self, shown: Tensor | Shown, need: Need) -> Outputs:
+        """What is needed of one pass over images, or over what is shown of them.
 
         The last stage sees the views only where a term asks for them there: it is the most expensive thing that
         embedding distillation does not need.
         """
         outputs = Outputs()
         auxiliaries = self._auxiliaries_for(need)
-        rows = _Rows(images, views, apart=self._apart(need))
+        if isinstance(shown, Tensor):
+            shown = Shown(shown, len(shown))
+        rows = _Rows(shown, apart=self._apart(need))
         last = len(self.backbone.stages)
         for number, stage in enumerate(self.backbone.stages, start=1):
             if number == last and len(auxiliaries) < number:
@@ -86,9 +93,9 @@ class Solver(nn.Module):
             if need & Need.STAGES:
                 outputs.stages.append(rows.images)
             if number <= len(auxiliaries):
-                outputs.auxiliary.append(auxiliaries[number - 1](rows.all))
+                outputs.auxiliary.append(auxiliaries[number - 1](rows.views))
         if need & Need.VIEW_FEATURES:
-            outputs.view_features = self.backbone.pool(rows.all)
+            outputs.view_features = self.backbone.pool(rows.views)
         feature = self.backbone.pool(rows.images)
         if need & Need.FEATURE:
             outputs.feature = feature
@@ -119,12 +126,11 @@ class Solver(nn.Module):
 class _Rows:
     """Images and their other views on their way through the stages, in one tensor or apart."""
 
-    def __init__(self, images: Tensor, views: int, apart: bool) -> None:
-        self._views = views
-        self._groups = [images]
-        if apart and views > 1:
-            grid = images.view(-1, views, *images.shape[1:])
-            self._groups = [_channels_last(grid[:, 0]), _channels_last(grid[:, 1:].flatten(0, 1))]
+    def __init__(self, shown: Shown, apart: bool) -> None:
+        self._images, self._picked = shown.images, shown.picked
+        self._groups = [shown.rows]
+        if apart and len(shown.rows) > shown.images:
+            self._groups = [shown.rows[: shown.images], shown.rows[shown.images :]]
 
     def through(self, layers: nn.Module) -> None:
         """All of them pass; the statistics of other views are not taken note of where they are apart."""
@@ -136,26 +142,25 @@ class _Rows:
 
     def keep_images(self) -> None:
         """Leave the other views behind."""
-        self._groups, self._views = [self.images], 1
+        self._groups = [self.images]
 
     @property
     def images(self) -> Tensor:
         """The rows of the images themselves."""
-        return self._groups[0] if len(self._groups) == 2 or self._views == 1 else self._groups[0][:: self._views]
+        return self._groups[0][: self._images]
 
     @property
-    def all(self) -> Tensor:
-        """All rows, image by image."""
-        if len(self._groups) == 1:
-            return self._groups[0]
-        images, others = self._groups
-        others = others.view(len(images), -1, *others.shape[1:])
-        grid = torch.cat([images.unsqueeze(1), others], dim=1)
-        return _channels_last(grid.flatten(0, 1))
+    def views(self) -> Tensor:
+        """The rows of the views that are looked at."""
+        rows = self._groups[0] if len(self._groups) == 1 else torch.cat(self._groups)
+        return rows if self._picked is None else _taken(rows, self._picked)
 
 
-def _channels_last(maps: Tensor) -> Tensor:
-    return maps.contiguous(memory_format=torch.channels_last) if maps.ndim == 4 else maps
+def _taken(maps: Tensor, rows: Tensor) -> Tensor:
+    """Some rows. Those of maps in channels_last order are whole blocks of memory only to those who see them so."""
+    if maps.ndim != 4:
+        return maps.index_select(0, rows)
+    return maps.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
 
 
 N = TypeVar("N", bound=nn.Module)
@@ -177,13 +182,13 @@ class Teacher(Frozen[Solver]):
     """The solver of the previous task, with two paths."""
 
     @torch.no_grad()
-    def targets(self, images: Tensor, need: Need, views: int = 1) -> Outputs:
+    def targets(self, shown: Tensor | Shown, need: Need) -> Outputs:
         """What it says, as constants. Not inference mode: its tensors could not enter a loss."""
-        return self.differentiable(images, need, views)
+        return self.differentiable(shown, need)
 
-    def differentiable(self, images: Tensor, need: Need, views: int = 1) -> Outputs:
+    def differentiable(self, shown: Tensor | Shown, need: Need) -> Outputs:
         """What it says, with a path for gradients back to the images."""
-        outputs: Outputs = self.network(images, need, views)
+        outputs: Outputs = self.network(shown, need)
         return outputs
 
 

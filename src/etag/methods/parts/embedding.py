@@ -11,7 +11,7 @@ from torch import Tensor
 
 from etag.core.errors import EtagError
 from etag.core.options import Options
-from etag.core.outputs import Need
+from etag.core.outputs import Need, needed
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Step, Term
@@ -33,6 +33,11 @@ class EmbeddingOptions(Options):
     )
     ratio: Ratio = Field("exact", description="m_old / m_new, or the release's base // new + task - 1")
     views: ViewsName = Field("rotation", description="the self-supervised task; `none` is the images alone")
+    views_per_image: PositiveInt | None = Field(
+        None,
+        description="views of each image that a step looks at, drawn at random, all equally often; None is all of "
+        "them. What a step minimises is right on average",
+    )
     num_aux: PositiveInt | None = Field(
         None,
         description="auxiliaries trained at the base task; None is one for each stage but the last. "
@@ -57,6 +62,11 @@ class EmbeddingDistillation:
     def __init__(self, options: EmbeddingOptions) -> None:
         self.options = options
         self.views = VIEWS[options.views]
+        if (options.views_per_image or 1) > self.views.count:
+            raise EtagError(
+                f"embedding.views_per_image={options.views_per_image} is more than there are: {self.views.name} has "
+                f"{self.views.count}."
+            )
 
     def build(self, solver: Solver, stream: Stream) -> None:
         """Put the auxiliaries in place, still without outputs."""
@@ -99,7 +109,7 @@ class EmbeddingDistillation:
         """Eq. (2). It runs over all outputs, so each of them gets a gradient before it is ever distilled."""
 
         def compute(step: Step) -> Tensor:
-            return auxiliary_cross_entropy(step.student.auxiliary, self.views.labels(step.batch.labels))
+            return auxiliary_cross_entropy(step.student.auxiliary, needed(step.shown.labels))
 
         return Term("aux_ce", compute, weight, student=Need.AUXILIARY)
 

@@ -6,7 +6,7 @@ from operator import or_
 
 from torch import nn
 
-from etag.core.outputs import Need, Outputs
+from etag.core.outputs import Need, Outputs, Shown
 from etag.core.work import Batch, Step, Term, Terms
 from etag.data.views import Views
 from etag.models.solver import Solver, Teacher
@@ -18,22 +18,43 @@ class SolverObjective(nn.Module):
     A term of weight 0 is not computed: it is the base method, exactly.
     """
 
-    def __init__(self, solver: Solver, teacher: Teacher | None, terms: Sequence[Term], views: Views) -> None:
+    def __init__(
+        self,
+        solver: Solver,
+        teacher: Teacher | None,
+        terms: Sequence[Term],
+        views: Views,
+        views_per_image: int | None = None,
+    ) -> None:
         super().__init__()
         self._terms = [term for term in terms if term.weight]
-        self._views = views
+        self._views, self._views_per_image = views, views_per_image
         self.need = reduce(or_, (term.student for term in self._terms), Need.NOTHING)
         self._teacher_need = reduce(or_, (term.teacher for term in self._terms), Need.NOTHING)
         self.solver, self.teacher = solver, teacher if self._teacher_need else None
         self._with_views = bool((self.need | self._teacher_need) & (Need.AUXILIARY | Need.VIEW_FEATURES))
 
+    @property
+    def static(self) -> tuple[nn.Module, ...]:
+        """Stages and branches. What is compiled can not be differentiated twice."""
+        if any(term.second_order for term in self._terms):
+            return ()
+        solvers = [self.solver] if self.teacher is None else [self.solver, self.teacher.network]
+        return tuple(part for solver in solvers for part in solver.static)
+
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms."""
-        images, views = batch.inputs, 1
-        if self._with_views:
-            images, views = self._views.of(images), self._views.count
-        teacher = Outputs()
+        shown, teacher = self._shown(batch), Outputs()
         if self.teacher is not None:
-            teacher = self.teacher.targets(images, self._teacher_need, views)
-        step = Step(batch, self.solver(images, self.need, views), teacher)
+            teacher = self.teacher.targets(shown, self._teacher_need)
+        step = Step(batch, shown, self.solver(shown, self.need), teacher)
         return {term.name: term.weight * term.compute(step) for term in self._terms}
+
+    def _shown(self, batch: Batch) -> Shown:
+        """The images; where a term looks at views, those too, or a random share of them."""
+        if not self._with_views:
+            return Shown(batch.inputs, len(batch.inputs))
+        if self._views_per_image is None:
+            return self._views.of(batch.inputs, batch.labels)
+        chosen = self._views.choose(batch.draws.order("views", batch.total), self._views_per_image)
+        return self._views.some(batch.inputs, batch.labels, chosen)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
-from etag.models.modules import Modules
+from etag.models.modules import ConvNorm, Modules
 
 
 class Row(NamedTuple):
@@ -32,11 +32,7 @@ ONE_MORE = (Row(1, 160, 1, 1), Row(6, 160, 2, 1), Row(6, 320, 1, 1))
 
 
 def _convolution(channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    return [
-        nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(out),
-        nn.ReLU6(),
-    ]
+    return [ConvNorm(channels, out, kernel, stride, groups), nn.ReLU6()]
 
 
 class InvertedResidual(nn.Module):
@@ -49,8 +45,7 @@ class InvertedResidual(nn.Module):
         self.layers = nn.Sequential(
             *(_convolution(channels, hidden, 1) if expansion > 1 else ()),
             *_convolution(hidden, hidden, 3, stride, groups=hidden),
-            nn.Conv2d(hidden, out, 1, bias=False),
-            nn.BatchNorm2d(out),
+            ConvNorm(hidden, out, 1),
         )
 
     def forward(self, x: Tensor) -> Tensor:

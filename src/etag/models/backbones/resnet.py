@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
-from etag.models.modules import Modules
+from etag.models.modules import ConvNorm, Modules
 
 
 class BasicBlock(nn.Module):
@@ -17,36 +17,30 @@ class BasicBlock(nn.Module):
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(out)
-        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(out)
+        self.first = ConvNorm(channels, out, 3, stride)
+        self.second = ConvNorm(out, out, 3)
         self.stride = stride
-        self.shortcut = nn.Sequential()
-        if stride != 1 or channels != out:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, bias=False), nn.BatchNorm2d(out))
+        self.shortcut = nn.Identity() if stride == 1 and channels == out else ConvNorm(channels, out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, before the ReLU that follows."""
-        y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
+        y = functional.relu(self.first(x), inplace=True)
         # a 1x1 convolution of every other pixel is the strided one; that of oneDNN (PyTorch 2.13, CPU, channels_last,
         # up to 8 channels at 64 px) writes beyond its memory in the backward pass
         shortcut: Tensor = self.shortcut(x[:, :, :: self.stride, :: self.stride])
-        direct: Tensor = self.norm2(self.conv2(y))
+        direct: Tensor = self.second(y)
         return direct + shortcut
 
 
 def _stem(channels: int, width: int, imagenet: bool) -> list[nn.Module]:
     if imagenet:
-        conv, end = nn.Conv2d(channels, width, 7, 2, 3, bias=False), [nn.MaxPool2d(3, 2, 1)]
-    else:
-        conv, end = nn.Conv2d(channels, width, 3, 1, 1, bias=False), []
-    return [conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True), *end]
+        return [ConvNorm(channels, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    return [ConvNorm(channels, width, 3), nn.ReLU(inplace=True)]
 
 
 # torchvision's names, and ours
-STEM_NAMES = {"conv1": "stages.0.0", "bn1": "stages.0.1"}
-BLOCK_NAMES = {"bn1": "norm1", "bn2": "norm2", "downsample": "shortcut"}
+STEM_NAMES = {"conv1": "stages.0.0.0", "bn1": "stages.0.0.1"}
+BLOCK_NAMES = {"conv1": "first.0", "bn1": "first.1", "conv2": "second.0", "bn2": "second.1", "downsample": "shortcut"}
 
 
 class ResNet(Backbone):

@@ -3,7 +3,7 @@
 from torch import nn
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
-from etag.models.modules import Modules
+from etag.models.modules import ConvNorm, Modules
 
 # convolutions of a stage, and their width in multiples of the first stage's
 STAGES = ((1, 1), (1, 2), (2, 4), (2, 8), (2, 8))
@@ -12,7 +12,7 @@ STAGES = ((1, 1), (1, 2), (2, 4), (2, 8), (2, 8))
 def _convolutions(channels: int, out: int, count: int) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for _ in range(count):  # without the original's bias, which BatchNorm would take away again
-        layers += [nn.Conv2d(channels, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+        layers += [ConvNorm(channels, out, 3), nn.ReLU()]
         channels = out
     return layers
 
