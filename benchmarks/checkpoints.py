@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
 
-    method, task = second_task(options.batch * options.steps, options.size, options.batch, options.width)
+    method, (_, task) = second_task(options.batch * options.steps, options.size, options.batch, options.width)
     start = deepcopy(method.solver.state_dict())
     engine = Engine(Runtime(Fabric(accelerator="cpu", devices=1)))
     training.LOG_EVERY = options.steps // 2  # a chance to save in the middle

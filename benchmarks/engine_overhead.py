@@ -30,8 +30,13 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 TAU = 3.0
 
 
-def second_task(images: int, size: int, batch: int, width: int, begun: int = 2) -> tuple[ETag, Task]:
-    """eTag at the beginning of its second task (or its first): 10 old classes, 5 new ones, random images."""
+HERE = Placement()
+
+
+def second_task(
+    images: int, size: int, batch: int, width: int, begun: int = 2, placement: Placement = HERE
+) -> tuple[ETag, list[Task]]:
+    """eTag at the beginning of its second task (or its first), and the tasks: 10 classes, 5 more, random images."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8, generator=generator)
     base = MemoryImages(pixels, torch.arange(images) % 10)
@@ -41,7 +46,7 @@ def second_task(images: int, size: int, batch: int, width: int, begun: int = 2) 
         size=size,
         classes=15,
         stream=Stream.root(0),
-        placement=Placement(),
+        placement=placement,
         model=ModelOptions(width=width),
         train=TrainOptions(epochs=1, batch_size=batch),
         preprocess=Preprocess(MEAN, STD, size, flip=True),
@@ -50,7 +55,7 @@ def second_task(images: int, size: int, batch: int, width: int, begun: int = 2) 
     tasks = [Task(0, 0, 10, base, base, base=10), Task(1, 10, 5, new, new, base=10)]
     for task in tasks[:begun]:
         method.begin_task(task)
-    return method, task
+    return method, tasks[:begun]
 
 
 def bare_epoch(method: ETag, task: Task, batch: int) -> None:
@@ -108,7 +113,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
 
-    method, task = second_task(options.images, options.size, options.batch, options.width)
+    method, (_, task) = second_task(options.images, options.size, options.batch, options.width)
     start = deepcopy(method.solver.state_dict())
     engine = Engine(Runtime(Fabric(accelerator="cpu", devices=1)))
     contenders = {

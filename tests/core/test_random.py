@@ -71,8 +71,9 @@ def test_shares_partition_the_rows_evenly(rows, world):
     [
         lambda draws, rows: draws.normal("noise", rows, 4),
         lambda draws, rows: draws.integers("labels", 2, 9, rows),
+        lambda draws, rows: draws.order("views", rows),
     ],
-    ids=["normal", "integers"],
+    ids=["normal", "integers", "order"],
 )
 @pytest.mark.parametrize("rows", [12, 7])
 def test_draws_of_several_processes_are_those_of_one(draw, world, rows):
@@ -89,3 +90,23 @@ def test_draws_differ_by_purpose_and_repeat_within_one():
 
 def test_integers_fill_their_range_and_no_more():
     assert set(Draws(Stream.root(0)).integers("labels", 3, 6, 200).tolist()) == {3, 4, 5}
+
+
+@given(rows=st.integers(0, 300))
+def test_an_order_has_every_place_once(rows):
+    assert sorted(Draws(Stream.root(0)).order("views", rows).tolist()) == list(range(rows))
+
+
+def test_an_order_is_random_and_differs_by_purpose_and_step():
+    stream = Stream.root(0)
+    drawn = [Draws(stream.child(step)).order(purpose, 40).tolist() for step in (0, 1) for purpose in ("views", "x")]
+    assert list(range(40)) not in drawn
+    assert len({tuple(order) for order in drawn}) == 4
+    assert Draws(stream.child(0)).order("views", 40).tolist() == drawn[0]
+
+
+def test_an_order_stays_on_the_cpu():
+    elsewhere = Placement(torch.device("meta"), rank=1, world=2)
+    draws = Draws(Stream.root(0), elsewhere)
+    assert draws.order("views", 8).device.type == "cpu"
+    assert draws.integers("labels", 0, 3, 8).device.type == "meta"

@@ -89,7 +89,7 @@ def test_the_teacher_is_the_solver_as_it_was_before_it_grew(lab, snapshot):
 def test_convolutions_are_laid_out_channels_last(lab):
     laboratory = lab("etag")
     laboratory.begin(0)
-    weight = laboratory.method.solver.backbone.stages[1][0].conv1.weight
+    weight = laboratory.method.solver.backbone.stages[1][0].first[0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert not weight.is_contiguous()
 

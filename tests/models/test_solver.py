@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Need, Outputs
+from etag.core.outputs import Need, Outputs, Shown
 from etag.core.random import Draws, Stream
 from etag.core.work import Batch
 from etag.data.views import ROTATIONS
@@ -25,6 +25,17 @@ def solver(auxiliaries=3, classes=3, size=8, signed=False, head=None, **options)
     for number, auxiliary in enumerate(made.auxiliaries):
         auxiliary.head.grow(4 * classes, STREAM.generator("auxiliary", number))
     return made
+
+
+def turned(images):
+    """All four rotations."""
+    return ROTATIONS.of(images, torch.zeros(len(images), dtype=torch.long))
+
+
+def partly_turned(images):
+    """Two rotations of each image, other ones of its neighbour."""
+    chosen = ROTATIONS.choose(torch.arange(len(images)).flip(0), 2)
+    return ROTATIONS.some(images, torch.zeros(len(images), dtype=torch.long), chosen)
 
 
 def parameters(module):
@@ -56,15 +67,15 @@ def test_an_auxiliary_repeats_the_stages_that_follow():
     following = [[parameters(stage) for stage in made.backbone.stages[number:]] for number in (1, 2, 3)]
     assert [[parameters(stage) for stage in auxiliary.branch] for auxiliary in made.auxiliaries[:3]] == following
     assert len(made.auxiliaries[3].branch) == 1  # one more after the last stage
-    assert made.auxiliaries[0].branch[0][0].conv1.stride == (2, 2)
-    assert made.auxiliaries[3].branch[0][0].conv1.stride == (1, 1)
+    assert made.auxiliaries[0].branch[0][0].first[0].stride == (2, 2)
+    assert made.auxiliaries[3].branch[0][0].first[0].stride == (1, 1)
 
 
 def test_a_solver_is_a_function_of_its_stream():
     first, again = solver().state_dict(), solver().state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     other = build_solver(ModelOptions(width=4), 1, 8, Stream.root(1)).state_dict()
-    assert not torch.equal(first["backbone.stages.0.0.weight"], other["backbone.stages.0.0.weight"])
+    assert not torch.equal(first["backbone.stages.0.0.0.weight"], other["backbone.stages.0.0.0.weight"])
 
 
 def test_an_unknown_backbone_is_answered_with_the_nearest():
@@ -92,40 +103,56 @@ NEEDS = [
 ]
 
 
-@pytest.mark.parametrize("views", [1, 4])
+@pytest.mark.parametrize("show", [lambda images: images, turned, partly_turned], ids=["images", "all", "some"])
 @pytest.mark.parametrize("need", NEEDS, ids=str)
-def test_what_is_asked_for_is_all_there_is(need, views):
-    images = ROTATIONS.of(IMAGES) if views == 4 else IMAGES
-    said = solver().eval()(images, need, views)
+def test_what_is_asked_for_is_all_there_is(need, show):
+    said = solver().eval()(show(IMAGES), need)
     there = {name for name in PARTS if (value := getattr(said, name)) is not None and len(value)}
     assert there == {name for name, part in PARTS.items() if part & need}
     assert set(PARTS) == set(vars(said))
 
 
-def test_rows_of_views_are_image_by_image():
-    made, images = solver(4).eval(), ROTATIONS.of(IMAGES)
-    said = made(images, ~Need.NOTHING, views=4)
-    for row, image in enumerate(images):
+@pytest.mark.parametrize("show", [turned, partly_turned])
+def test_every_row_is_what_is_said_of_it_alone(show):
+    made, shown = solver(4).eval(), show(IMAGES)
+    said = made(shown, ~Need.NOTHING)
+    picked = range(20) if shown.picked is None else shown.picked.tolist()
+    assert len(picked) == len(said.view_features) == (20 if show is turned else 10)
+    for row, image in enumerate(shown.rows):
+        places = [place for place, other in enumerate(picked) if other == row]  # where it is looked at as a view
+        assert len(places) == 1 or row < 5
         x = image[None]
         for stage, auxiliary, maps, logits in zip(
             made.backbone.stages, made.auxiliaries, said.stages, said.auxiliary, strict=True
         ):
             x = stage(x)
-            if row % 4 == 0:  # maps are of the images themselves
-                torch.testing.assert_close(maps[row // 4], x[0])
-            torch.testing.assert_close(logits[row], auxiliary.head(auxiliary.branch(x).mean((2, 3)))[0])
-        torch.testing.assert_close(said.view_features[row], x.mean((2, 3))[0])
-        if row % 4 == 0:
-            torch.testing.assert_close(said.feature[row // 4], x.mean((2, 3))[0])
-            torch.testing.assert_close(said.logits[row // 4], made.head(x.mean((2, 3)))[0])
+            if row < 5:  # maps are of the images themselves
+                torch.testing.assert_close(maps[row], x[0])
+            for place in places:
+                torch.testing.assert_close(logits[place], auxiliary.head(auxiliary.branch(x).mean((2, 3)))[0])
+        for place in places:
+            torch.testing.assert_close(said.view_features[place], x.mean((2, 3))[0])
+        if row < 5:
+            torch.testing.assert_close(said.feature[row], x.mean((2, 3))[0])
+            torch.testing.assert_close(said.logits[row], made.head(x.mean((2, 3)))[0])
     assert len(said.feature) == len(said.logits) == 5
+    assert {len(logits) for logits in said.auxiliary} == {len(picked)}
 
 
+@pytest.mark.parametrize("show", [turned, partly_turned])
 @pytest.mark.parametrize("need", [Need.AUXILIARY, Need.VIEW_FEATURES, Need.STAGES, ~Need.NOTHING], ids=str)
-def test_logits_are_the_same_whether_or_not_views_are_looked_at(need):
+def test_logits_are_the_same_whether_or_not_views_are_looked_at(need, show):
     made = solver(4).eval()
     plain = made(IMAGES, Need.LOGITS).logits
-    torch.testing.assert_close(made(ROTATIONS.of(IMAGES), Need.LOGITS | need, views=4).logits, plain)
+    torch.testing.assert_close(made(show(IMAGES), Need.LOGITS | need).logits, plain)
+
+
+def test_images_alone_may_be_given_as_they_are():
+    made = solver(4).eval()
+    bare, shown = made(IMAGES, ~Need.NOTHING), made(Shown(IMAGES, 5), ~Need.NOTHING)
+    assert torch.equal(bare.logits, shown.logits)
+    assert torch.equal(bare.view_features, shown.view_features)
+    assert torch.equal(bare.feature, bare.view_features)
 
 
 def rows_seen(module, call):
@@ -154,7 +181,7 @@ def rows_seen(module, call):
 def test_the_last_stage_sees_the_views_only_where_they_are_needed(auxiliaries, need, rows):
     made = solver(auxiliaries).eval()
     first_layer = made.backbone.stages[-1][0]
-    assert rows_seen(first_layer, lambda: made(ROTATIONS.of(IMAGES), need, views=4)) == rows
+    assert rows_seen(first_layer, lambda: made(turned(IMAGES), need)) == rows
 
 
 def test_auxiliaries_rest_unless_asked():
@@ -204,8 +231,7 @@ def test_every_backbone_is_looked_at():
 def test_a_stage_is_its_raw_map_and_then_its_activation(name, mode, views, disturb):
     made = disturb(solver(0, backbone=name, size=32), scale=0.5).double().train(mode == "train")
     whole = deepcopy(made)
-    images = ROTATIONS.of(LARGER) if views == 4 else LARGER
-    said = made(images, Need.STAGES | Need.FEATURE | Need.LOGITS, views)
+    said = made(turned(LARGER) if views == 4 else LARGER, Need.STAGES | Need.FEATURE | Need.LOGITS)
     assert len(said.raw_stages) == len(said.stages) == len(ACTIVATIONS[name])
     x = LARGER
     for raw, maps, activation, stage in zip(
@@ -280,13 +306,14 @@ def alike(left, right):
 WITH_STATISTICS = ["resnet18", "resnet32", "vgg11", "mobilenetv2"]
 
 
+@pytest.mark.parametrize("show", [turned, partly_turned])
 @pytest.mark.parametrize("need", [Need.AUXILIARY, BOTH | Need.FEATURE, BOTH | Need.STAGES], ids=str)
 @pytest.mark.parametrize(("name", "on_last"), [*((name, False) for name in WITH_STATISTICS), ("resnet18", True)])
-def test_auxiliaries_change_nothing_of_what_batch_norm_and_the_head_see(name, on_last, need):
+def test_auxiliaries_change_nothing_of_what_batch_norm_and_the_head_see(name, on_last, need, show):
     count = len(ACTIVATIONS[name]) - (not on_last)
     with_views, alone = copies(2, auxiliaries=count, backbone=name)
     start = deepcopy(statistics(with_views.backbone.stages[-1]))
-    said, plain = with_views(ROTATIONS.of(LARGER), need, views=4), alone(LARGER, need & ~Need.AUXILIARY | Need.LOGITS)
+    said, plain = with_views(show(LARGER), need), alone(LARGER, need & ~Need.AUXILIARY | Need.LOGITS)
     found, expected = statistics(with_views.backbone), statistics(alone.backbone)
     if need == Need.AUXILIARY and not on_last:  # the last stage was not asked
         assert all(alike(start, statistics(with_views.backbone.stages[-1])).values())
@@ -308,8 +335,8 @@ def test_views_may_count_in_the_statistics(name):
     count = len(ACTIVATIONS[name]) - 1
     with_views, alone, all_images = copies(3, auxiliaries=count, backbone=name)
     with_views.views_in_statistics = True
-    images = ROTATIONS.of(LARGER)
-    said, plain, turned = with_views(images, BOTH, 4), alone(LARGER, BOTH), all_images(images, BOTH)
+    images = turned(LARGER)
+    said, plain, of_rows = with_views(images, BOTH), alone(LARGER, BOTH), all_images(images.rows, BOTH)
     found, of_images, of_all = (
         [statistics(stage) for stage in made.backbone.stages] for made in (with_views, alone, all_images)
     )
@@ -317,38 +344,37 @@ def test_views_may_count_in_the_statistics(name):
         assert all(alike(found[stage], of_all[stage]).values())
         by_images = alike(found[stage], of_images[stage])
         assert not any(same for key, same in by_images.items() if key.endswith("running_var"))
-    for logits, wanted in zip(said.auxiliary, turned.auxiliary, strict=True):
+    for logits, wanted in zip(said.auxiliary, of_rows.auxiliary, strict=True):
         torch.testing.assert_close(logits, wanted)
     assert not torch.allclose(said.logits, plain.logits, atol=1e-3)
 
 
 def test_where_features_of_views_are_asked_for_they_count_in_the_statistics():
     with_views, all_images = copies(2, auxiliaries=0)
-    images = ROTATIONS.of(LARGER)
-    said = with_views(images, Need.LOGITS | Need.VIEW_FEATURES, views=4)
-    plain = all_images(images, Need.LOGITS | Need.FEATURE)
+    images = turned(LARGER)
+    said = with_views(images, Need.LOGITS | Need.VIEW_FEATURES)
+    plain = all_images(images.rows, Need.LOGITS | Need.FEATURE)
     assert all(alike(statistics(with_views), statistics(all_images)).values())
     torch.testing.assert_close(said.view_features, plain.feature)
-    torch.testing.assert_close(said.logits, plain.logits[::4])
+    torch.testing.assert_close(said.logits, plain.logits[:5])
 
 
+@pytest.mark.parametrize("show", [turned, partly_turned])
 @pytest.mark.parametrize(("name", "need"), [*((name, BOTH) for name in WITH_STATISTICS), ("resnet18", ~Need.NOTHING)])
-def test_other_views_are_normalised_among_themselves_and_come_back_in_their_places(name, need):
+def test_other_views_are_normalised_among_themselves_and_come_back_in_their_places(name, need, show):
     made, reference = copies(2, auxiliaries=len(ACTIVATIONS[name]), backbone=name)
-    images = ROTATIONS.of(LARGER)
-    own = torch.arange(20) % 4 == 0
-    said = made(images, need, views=4)
-    x = images.clone()
+    shown = show(LARGER)
+    picked = range(len(shown.rows)) if shown.picked is None else shown.picked.tolist()
+    said = made(shown, need)
+    x = shown.rows.clone()
     for stage, auxiliary, logits in zip(
         reference.backbone.stages, reference.auxiliaries, said.auxiliary, strict=True
     ):
-        groups = stage(x[own]), stage(x[~own])
-        x = groups[0].new_empty(20, *groups[0].shape[1:])
-        x[own], x[~own] = groups
-        torch.testing.assert_close(logits, auxiliary(x))
+        x = torch.cat([stage(x[:5]), stage(x[5:])])
+        torch.testing.assert_close(logits, auxiliary(torch.stack([x[row] for row in picked])))
     if need & Need.VIEW_FEATURES:
-        torch.testing.assert_close(said.view_features, x.mean((2, 3)))
-    torch.testing.assert_close(said.logits, reference.head(x[own].mean((2, 3))))
+        torch.testing.assert_close(said.view_features, torch.stack([x[row].mean((1, 2)) for row in picked]))
+    torch.testing.assert_close(said.logits, reference.head(x[:5].mean((2, 3))))
 
 
 def test_with_frozen_statistics_all_views_pass_together():
@@ -357,14 +383,14 @@ def test_with_frozen_statistics_all_views_pass_together():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.eval()
     stage = made.backbone.stages[0][0]
-    assert rows_seen(stage, lambda: made(ROTATIONS.of(IMAGES), BOTH, views=4)) == [20]
-    assert rows_seen(stage, lambda: made.train()(ROTATIONS.of(IMAGES), BOTH, views=4)) == [5, 15]
+    assert rows_seen(stage, lambda: made(turned(IMAGES), BOTH)) == [20]
+    assert rows_seen(stage, lambda: made.train()(turned(IMAGES), BOTH)) == [5, 15]
 
 
 def test_passing_apart_leaves_batch_norm_as_it_was():
     (made,) = copies(1)
     norms = [module for module in made.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    made(ROTATIONS.of(LARGER), BOTH, views=4)
+    made(turned(LARGER), BOTH)
     assert all(norm.track_running_stats and norm.training for norm in norms)
     auxiliary = statistics(made.auxiliaries)
     assert all(value == 1 for name, value in auxiliary.items() if name.endswith("num_batches_tracked"))

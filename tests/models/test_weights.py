@@ -152,7 +152,8 @@ def test_the_report_is_one_line(tmp_path):
 
 def test_another_width_is_refused_with_names_and_shapes(refused):
     said = refused(backbone(1, width=3).state_dict())
-    assert "stages.0.0.weight is 3x3x3x3 where 2x3x3x3 is needed, stages.0.1.weight is 3 where 2 is needed" in said
+    first, second = "stages.0.0.0.weight is 3x3x3x3 where 2x3x3x3", "stages.0.0.1.weight is 3 where 2"
+    assert f"{first} is needed, {second} is needed" in said
     assert re.search(r"and \d+ more; check model\.backbone, model\.width and model\.stem\.$", said)
 
 
@@ -163,13 +164,13 @@ def test_the_other_stem_is_refused_under_the_files_own_name(refused):
 
 def test_missing_weights_are_named(refused):
     tensors = backbone(1).state_dict()
-    del tensors["stages.3.2.conv2.weight"], tensors["stages.3.2.norm2.running_var"]
-    assert ": it lacks stages.3.2.conv2.weight, stages.3.2.norm2.running_var; check" in refused(tensors)
+    del tensors["stages.3.2.second.0.weight"], tensors["stages.3.2.second.1.running_var"]
+    assert ": it lacks stages.3.2.second.0.weight, stages.3.2.second.1.running_var; check" in refused(tensors)
 
 
 def test_a_deeper_network_is_refused_though_all_we_need_is_in_it(refused):
     deeper = build(lambda: ResNet(3, 2, stages=4, blocks=3, imagenet=False), Stream.root(1).generator())
-    assert ": it has more than this one: stages.0.7.conv1.weight," in refused(deeper.state_dict())
+    assert ": it has more than this one: stages.0.6.first.0.weight," in refused(deeper.state_dict())
     assert ": it has more than this one: layer1.2.conv1.weight," in refused(as_torchvision(deeper, blocks=3))
 
 
@@ -177,7 +178,9 @@ def test_a_deeper_network_is_refused_though_all_we_need_is_in_it(refused):
     ("tensors", "said"), [({"a.b": torch.ones(1)}, "a.b"), ({}, "nothing")], ids=["other", "none"]
 )
 def test_names_that_are_all_unknown_are_refused(tensors, said, refused):
-    assert f": it has {said} where stages.0.0.weight, stages.0.1.weight, stages.0.1.bias and" in refused(tensors)
+    assert f": it has {said} where stages.0.0.0.weight, stages.0.0.1.weight, stages.0.0.1.bias and" in refused(
+        tensors
+    )
 
 
 # -- files that are no weights ---------------------------------------------------------------------
@@ -230,7 +233,7 @@ def plain_pickle(thing, file):
 
 
 @pytest.mark.parametrize("save", [torch.save, plain_pickle])
-@pytest.mark.parametrize("tensors", [{}, {"stages.0.0.weight": torch.ones(2, 3, 3, 3)}], ids=["alone", "hidden"])
+@pytest.mark.parametrize("tensors", [{}, {"stages.0.0.0.weight": torch.ones(2, 3, 3, 3)}], ids=["alone", "hidden"])
 def test_nothing_in_a_file_is_executed(save, tensors, tmp_path):
     trace, file = tmp_path / "executed", tmp_path / "weights.pt"
     save(tensors | {"evil": Malicious(trace)}, file)
@@ -277,7 +280,7 @@ def test_a_method_begins_with_its_weights_and_is_rebuilt_without_them(method, di
     assert str(file) in str(report)
     assert same(made.solver.backbone, saved.backbone.state_dict())
     assert all(torch.equal(made.solver.state_dict()[name], value) for name, value in others.items())
-    weight = made.solver.backbone.stages[1][0].conv1.weight
+    weight = made.solver.backbone.stages[1][0].first[0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last)
     file.unlink()
     made.rebuild([3, 2])

@@ -16,6 +16,7 @@ def run(
     data: str | None = None,
     split: str | None = None,
     seed: int | None = None,
+    preset: str | None = None,
     out: str | Path | None = None,
     restart: bool = False,
     settings: dict[str, Any] | None = None,
@@ -29,7 +30,7 @@ def run(
     """
     named = {"method": method, "data": data, "split": split, "seed": seed, "plugins": [*plugins] or None}
     given = {key: value for key, value in named.items() if value is not None}
-    config = resolve(recipe, given | (settings or {}))
+    config = resolve(recipe, given | (settings or {}), preset=preset)
     return execute(config, Path(out) if out else default_directory(config), restart, verbose)
 
 

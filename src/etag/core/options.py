@@ -38,6 +38,16 @@ class TrainOptions(Options):
 
     epochs: PositiveInt = 100
     steps: PositiveInt | None = Field(None, description="length in optimiser steps; replaces `epochs`")
+    length: PositiveFloat = Field(
+        1.0, description="factor on the length and on the places of all decays: 0.5 is half the training"
+    )
+    start_size: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="images begin at this share of their side and grow; from the middle of the training on they are "
+        "whole",
+    )
     batch_size: PositiveInt = Field(128, description="images per step over all processes together")
     drop_last: bool = Field(True, description="leave out the short last batch of an epoch, if there is a full one")
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -65,6 +75,8 @@ class TrainOptions(Options):
             raise ValueError("clip_norm and clip_value exclude each other")
         if self.validation and self.schedule != "plateau":
             raise ValueError("validation holds images out that only schedule=plateau would watch")
+        if self.start_size < 1 and self.steps is not None:
+            raise ValueError("start_size grows with the epochs; it does not go with a length in steps")
         if self.base:
             if "base" in self.base:
                 raise ValueError("base can not hold another base")
@@ -78,7 +90,25 @@ class TrainOptions(Options):
             if "epochs" in self.base:
                 options["steps"] = None  # the more particular length wins
             options |= self.base
-        return type(self).model_validate(options)
+        return type(self).model_validate(_shortened(options))
+
+    def side(self, whole: int, smallest: int, epoch: int) -> int:
+        """Of the images in an epoch: even numbers of pixels, from `start_size` up to the whole."""
+        grown = min(1.0, 2 * epoch / self.epochs)
+        side = 2 * round(whole * (self.start_size + (1 - self.start_size) * grown) / 2)
+        return whole if grown == 1 else min(whole, max(smallest, side))
+
+
+def _shortened(options: dict[str, Any]) -> dict[str, Any]:
+    """Training options, with `length` used up."""
+    factor: float = options.pop("length")
+
+    def scaled(count: int) -> int:
+        return max(1, round(count * factor))
+
+    for key in ("epochs", "steps", "decay_every"):
+        options[key] = options[key] and scaled(options[key])
+    return options | {"milestones": tuple(scaled(epoch) for epoch in options["milestones"])}
 
 
 class RuntimeOptions(Options):

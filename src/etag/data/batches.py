@@ -1,10 +1,11 @@
 """Sources of batches: images, and cached features. Both can be entered at any epoch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from etag.core.errors import EtagError
 from etag.core.random import Draws, Placement, Stream
@@ -45,7 +46,7 @@ class _Order:
 
 
 class ImageBatches:
-    """Normalised images; augmented ones unless `augment` is off."""
+    """Normalised images; augmented ones unless `augment` is off; of the side that `side` says for an epoch."""
 
     def __init__(
         self,
@@ -58,8 +59,9 @@ class ImageBatches:
         augment: bool = True,
         shuffle: bool = True,
         drop_last: bool = False,
+        side: Callable[[int], int] | None = None,
     ) -> None:
-        self._images, self._preprocess, self._augment = images, preprocess, augment
+        self._images, self._preprocess, self._augment, self._side = images, preprocess, augment, side
         self._order = _Order(len(images), size, stream, placement, shuffle, drop_last)
 
     def __len__(self) -> int:
@@ -80,6 +82,8 @@ class ImageBatches:
         for (rows, draws, total), pixels in zip(steps, read, strict=True):
             pixels = pixels.to(device, non_blocking=True)
             inputs = prepare.train(pixels, draws, total) if self._augment else prepare.test(pixels)
+            if self._side is not None and (side := self._side(index)) < prepare.size:
+                inputs = functional.interpolate(inputs, size=(side, side), mode="bilinear", antialias=True)
             yield Batch(inputs, self._images.labels[rows].to(device, non_blocking=True), draws, total)
 
 

@@ -144,7 +144,8 @@ class _Turn:
     def __init__(self, player: Player, phase: Phase, fabric: Fabric) -> None:
         self.player, self.training = player, player.training or phase.training
         _set_trainable(phase.module, player)
-        optimiser = _optimiser(player.parameters, self.training)
+        # a fused step is one pass over the weights; but what clips scaled gradients must come between
+        optimiser = _optimiser(player.parameters, self.training, fused=not fabric.strategy.precision.state_dict())
         self.module, self.optimiser = fabric.setup(phase.module, optimiser)
         self.rate = self.training.lr
 
@@ -166,11 +167,11 @@ class _Turn:
                 group["lr"] = rate
 
 
-def _optimiser(parameters: list[nn.Parameter], training: TrainOptions) -> Optimizer:
-    decay = training.weight_decay
+def _optimiser(parameters: list[nn.Parameter], training: TrainOptions, fused: bool) -> Optimizer:
+    decay, way = training.weight_decay, {"fused": True} if fused else {"foreach": True}
     if training.optimiser == "sgd":
-        return SGD(parameters, training.lr, momentum=training.momentum, weight_decay=decay, foreach=True)
-    return Adam(parameters, training.lr, betas=training.betas, weight_decay=decay, foreach=True)
+        return SGD(parameters, training.lr, momentum=training.momentum, weight_decay=decay, **way)
+    return Adam(parameters, training.lr, betas=training.betas, weight_decay=decay, **way)
 
 
 class _StepLog:

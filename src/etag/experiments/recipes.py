@@ -18,7 +18,9 @@ def folder() -> Path:
 def available() -> dict[str, Path]:
     """Recipes by name: the path below the folder, without its ending. Those that begin with _ are for others."""
     root = folder()
-    files = (file for file in sorted(root.rglob("*.yaml")) if not file.name.startswith("_"))
+    files = (
+        file for file in sorted(root.rglob("*.yaml")) if not file.name.startswith("_") and file not in _presets()
+    )
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
@@ -33,6 +35,18 @@ def load(name: str) -> dict[str, Any]:
             raise EtagError(f"the recipe file '{name}' does not exist.")
         return _read(path)
     raise choose("recipe", name, known)
+
+
+def _presets() -> list[Path]:
+    return sorted((folder() / "presets").glob("*.yaml"))
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The content of a preset: what shall be otherwise in any recipe."""
+    known = {file.stem: file for file in _presets()}
+    if name not in known:
+        raise choose("preset", name, known)
+    return _read(known[name])
 
 
 def default_for(source: str) -> dict[str, Any]:

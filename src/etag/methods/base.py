@@ -1,8 +1,9 @@
 """What every method shares. A method is what is done per task; it yields phases and sweeps to the engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, TrainOptions, merge
-from etag.core.outputs import Predictor
+from etag.core.outputs import Need, Predictor
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import Phase, Plan, Player, Sweep, Term
@@ -262,13 +263,14 @@ class Method(ABC):
         added = [] if self.embedding is None else self.embedding.terms(task, self.solver)
         some = None if self.embedding is None else self.embedding.options.views_per_image
         objective = SolverObjective(self.solver, self.teacher, [*terms, *added], self.views, some)
+        frozen = Need.NOTHING if self.embedding is None or self.embedding.learn(task) else Need.AUXILIARY
         if old_classes is None:
             old_classes = self.options.head != "multi"
         return self._phase(
             "solver",
             task.train if self.memory is None else self.memory.joined_to(task.train),
             objective,
-            self.solver.used_for(objective.need, old_classes),
+            self.solver.used_for(objective.need & ~frozen, old_classes),
             training,
             "train" if task.index == 0 else self.options.batch_norm,
             held_out,
@@ -292,7 +294,9 @@ class Method(ABC):
         held_out: ImageSet | None = None,
     ) -> Phase:
         c, stream, size = self.context, self.stream(name), training.batch_size
-        batches = ImageBatches(images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last)
+        batches = ImageBatches(
+            images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last, side=self._side(training)
+        )
         if batch_norm == "train" and batches.smallest == 1:
             raise EtagError(
                 "a batch of one image can not train BatchNorm: give each task at least two images, and choose a "
@@ -310,6 +314,18 @@ class Method(ABC):
             if held_out is None
             else ImageBatches(held_out, c.preprocess, 4 * size, stream, c.placement, augment=False, shuffle=False),
         )
+
+    def _side(self, training: TrainOptions) -> Callable[[int], int] | None:
+        """The images' side in an epoch, where it is not always the same."""
+        if training.start_size == 1:
+            return None
+        backbone = self.solver.backbone
+        if not backbone.has_maps:
+            raise EtagError(
+                f"train.start_size={training.start_size} needs a backbone that takes images of any size: choose "
+                f"another than {self.context.model.backbone}."
+            )
+        return partial(training.side, self.context.size, backbone.smallest)
 
     def features_sweep(self, name: str, images: ImageSet, augmented_passes: int = 0) -> Sweep:
         """The solver's features of images as they are, or of augmented ones, in the order of the data."""

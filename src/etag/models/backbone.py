@@ -54,13 +54,18 @@ class Backbone(nn.Module, ABC):
     def new_stage(self, number: int) -> nn.Sequential:
         """Stage `number` (2 .. L) once more; L + 1 is one of the last's kind behind the last, at the same side."""
 
-    def branch(self, stage: int) -> nn.Module:
+    def short_stage(self, number: int) -> nn.Sequential:
+        """A stage of the same shapes with fewer layers; where a backbone knows none, the stage."""
+        return self.new_stage(number)
+
+    def branch(self, stage: int, short: bool = False) -> nn.Module:
         """New stages that lead from the map after `stage` (1 .. L) to a map that can be pooled.
 
-        They repeat the architecture of the stages that follow; after the last there is one more of its kind.
+        They repeat the architecture of the stages that follow, or a short form of it; after the last there is one
+        more of its kind.
         """
-        last = max(len(self.stages), stage + 1)
-        return nn.Sequential(*(self.new_stage(number) for number in range(stage + 1, last + 1)))
+        last, new = max(len(self.stages), stage + 1), self.short_stage if short else self.new_stage
+        return nn.Sequential(*(new(number) for number in range(stage + 1, last + 1)))
 
     @staticmethod
     def pool(maps: Tensor) -> Tensor:

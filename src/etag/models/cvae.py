@@ -6,9 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from etag.models.initial import build
-from etag.models.modules import Modules
-
 
 class ConditionalLinear(nn.Module):
     """A linear layer on [x, one-hot(y)], kept as a layer on x plus one row a class, so that classes can be added."""
@@ -16,35 +13,26 @@ class ConditionalLinear(nn.Module):
     def __init__(self, features: int, outputs: int, linear: type[nn.Linear] = nn.Linear, std: float = 0.0) -> None:
         super().__init__()
         self.linear, self._std = linear(features, outputs), std
-        self.blocks: Modules[_ClassRows] = Modules()
+        self.rows = nn.Parameter(torch.empty(0, outputs))
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """There are no rows yet."""
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Add a block of classes."""
+        """Add rows, with numbers like those of the rest of the layer."""
         outputs, features = self.linear.weight.shape
-        self.blocks.append(build(lambda: _ClassRows(classes, outputs, features, self._std), generator))
+        added = torch.empty(classes, outputs)
+        if self._std:
+            nn.init.normal_(added, 0.0, self._std, generator=generator)
+        else:
+            bound = 1 / math.sqrt(features)
+            nn.init.uniform_(added, -bound, bound, generator=generator)
+        self.rows = nn.Parameter(torch.cat([self.rows.detach(), added.to(self.rows.device)]))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """The layer's output before any activation."""
-        rows = torch.cat([block.weight for block in self.blocks])
-        joint: Tensor = self.linear(x) + functional.embedding(labels, rows)
+        joint: Tensor = self.linear(x) + functional.embedding(labels, self.rows)
         return joint
-
-
-class _ClassRows(nn.Module):
-    """The columns of the joint weight matrix that belong to a block of classes."""
-
-    def __init__(self, classes: int, outputs: int, features: int, std: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(classes, outputs))
-        self._fan_in, self._std = features, std
-
-    def initialise(self, generator: torch.Generator) -> None:
-        """As the rest of the layer."""
-        if self._std:
-            nn.init.normal_(self.weight, 0.0, self._std, generator=generator)
-            return
-        bound = 1 / math.sqrt(self._fan_in)
-        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
 
 class ConditionalVAE(nn.Module):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from typing import Generic, Self, TypeVar
 
 import torch
@@ -43,10 +44,10 @@ class Solver(nn.Module):
         # whether the backbone's BatchNorm follows the auxiliaries' views too, or the images themselves only
         self.views_in_statistics = False
 
-    def add_auxiliaries(self, count: int, stream: Stream) -> None:
+    def add_auxiliaries(self, count: int, stream: Stream, short: bool = False) -> None:
         """An auxiliary classifier, still without outputs, behind each of the first `count` stages."""
         for stage in range(1, count + 1):
-            branch = build(lambda stage=stage: self.backbone.branch(stage), stream.generator("branch", stage))  # type: ignore[misc]
+            branch = build(partial(self.backbone.branch, stage, short), stream.generator("branch", stage))
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
 
     def used_for(self, need: Need, old_classes: bool = True) -> list[nn.Parameter]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from etag.core.outputs import Need, Outputs
+from etag.core.outputs import Need, Outputs, Shown
 from etag.core.random import Draws, Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, Step
@@ -22,6 +22,7 @@ BATCH = Batch(
     Draws(STREAM),
     4,
 )
+SHOWN = Shown(BATCH.inputs, 4)
 LAST = 4  # stage; its map is of 4 x 4 pixels
 
 
@@ -40,9 +41,9 @@ def networks(disturb):
     return disturb(solver.double(), "new").eval(), teacher
 
 
-def step_of(networks, need, inputs=BATCH.inputs):
+def step_of(networks, need):
     solver, teacher = networks
-    return Step(BATCH, solver(inputs, need), teacher.targets(inputs, need))
+    return Step(BATCH, SHOWN, solver(SHOWN, need), teacher.targets(SHOWN, need))
 
 
 def attention(networks, stage=LAST, weight=1.0):
@@ -159,10 +160,10 @@ def test_attention_alone_pulls_at_the_students_backbone(networks, stage):
 def test_at_an_earlier_stage_it_pulls_at_later_ones_too_through_the_gradient(networks):
     _, value = attention(networks, 2)
     value.backward()
-    assert {"stages.2.0.conv1.weight", "stages.3.2.conv2.weight"} <= pulled(networks)
+    assert {"stages.2.0.first.0.weight", "stages.3.2.second.0.weight"} <= pulled(networks)
 
 
-@pytest.mark.parametrize("name", ["stages.0.0.weight", "stages.1.0.conv2.weight", "stages.3.0.conv1.weight"])
+@pytest.mark.parametrize("name", ["stages.0.0.0.weight", "stages.1.0.second.0.weight", "stages.3.0.first.0.weight"])
 @pytest.mark.parametrize("stage", [1, 2, 3, LAST])
 def test_its_gradient_is_what_moving_one_weight_does(networks, stage, name):
     _, value = attention(networks, stage)
@@ -197,7 +198,7 @@ def test_it_takes_part_in_an_objective_among_views(networks):
 def test_outputs_of_old_classes_are_distilled_and_no_others(naive):
     student, teacher = numbers(4, 5).requires_grad_(), numbers(4, 3, key="b")
     term = logits_term(TASK, tau=2.0, weight=1.5)
-    value = term.compute(Step(BATCH, Outputs(logits=student), Outputs(logits=teacher)))
+    value = term.compute(Step(BATCH, SHOWN, Outputs(logits=student), Outputs(logits=teacher)))
     value.backward()
     expected = 0.0
     for new, old in zip(naive.rows(student), naive.rows(teacher), strict=True):
@@ -213,7 +214,7 @@ def test_a_teacher_with_outputs_for_all_classes_is_heard_on_the_old_ones():
     student, teacher = numbers(4, 5), numbers(4, 7, key="b")
     term = logits_term(TASK, 2.0, 1.0)
     cut, whole = (Outputs(logits=logits) for logits in (teacher[:, :3], teacher))
-    assert torch.equal(*(term.compute(Step(BATCH, Outputs(logits=student), said)) for said in (cut, whole)))
+    assert torch.equal(*(term.compute(Step(BATCH, SHOWN, Outputs(logits=student), said)) for said in (cut, whole)))
 
 
 # -- features and maps -----------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def test_features_are_compared_on_the_images_or_on_all_views(naive, reduction, v
     term = l2_term(reduction, views, 2.0)
     squares = naive.squares(*pairs[views])
     expected = sum(map(math.sqrt, squares)) / len(squares) if reduction == "mean_norm" else math.sqrt(sum(squares))
-    assert term.compute(Step(BATCH, *said)).item() == pytest.approx(expected, rel=1e-12)
+    assert term.compute(Step(BATCH, SHOWN, *said)).item() == pytest.approx(expected, rel=1e-12)
     need = Need.FEATURE if views == "plain" else Need.VIEW_FEATURES
     assert (term.name, term.weight, term.student, term.teacher) == ("l2", 2.0, need, need)
 
@@ -235,7 +236,7 @@ def test_features_are_compared_on_the_images_or_on_all_views(naive, reduction, v
 def test_directions_of_features_are_compared_under_any_name(naive):
     student, teacher = numbers(4, 6).requires_grad_(), numbers(4, 6, key="b")
     term = cosine_term("less_forget", 2.5)
-    value = term.compute(Step(BATCH, Outputs(feature=student), Outputs(feature=teacher)))
+    value = term.compute(Step(BATCH, SHOWN, Outputs(feature=student), Outputs(feature=teacher)))
     value.backward()
     pairs = zip(map(unit, naive.rows(student)), map(unit, naive.rows(teacher)), strict=True)
     expected = sum(1 - sum(a * b for a, b in zip(x, y, strict=True)) for x, y in pairs) / 4
@@ -264,4 +265,4 @@ def test_pod_compares_every_stages_map_before_its_activation(networks, naive):
     value.backward()
     assert {name for name, _ in networks[0].backbone.named_parameters()} == pulled(networks)
     only_raw = (Outputs(raw_stages=said.raw_stages) for said in (step.student, step.teacher))
-    assert torch.equal(term.compute(Step(BATCH, *only_raw)), value)
+    assert torch.equal(term.compute(Step(BATCH, SHOWN, *only_raw)), value)

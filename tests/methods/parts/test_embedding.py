@@ -1,9 +1,11 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 
 from etag.core.errors import EtagError
-from etag.core.random import Stream
+from etag.core.random import Draws, Stream
 from etag.methods.parts.embedding import EmbeddingDistillation, EmbeddingOptions
 from etag.models.backbone import Backbone
 from etag.models.heads import LinearHead
@@ -183,3 +185,130 @@ def test_a_backbone_of_one_stage_has_nothing_to_distil():
     part = EmbeddingDistillation(EmbeddingOptions())
     with pytest.raises(EtagError, match="at least two stages"):
         part.build(Solver(OneStage(), LinearHead(4)), Stream.root(0))
+
+
+# -- some views of each image only -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shifted(Draws):
+    """Draws whose order of rows is moved on by so many places."""
+
+    by: int = 0
+
+    def order(self, purpose, rows):
+        return super().order(purpose, rows) + self.by
+
+
+@pytest.fixture
+def solver_phase(lab, disturb):
+    """A solver's phase at a task, old and new networks differing; its BatchNorm is frozen."""
+
+    def make(index, embedding, name="etag", **rest):
+        laboratory = lab(name, {"embedding": embedding} | rest)
+        for begun in range(index + 1):
+            laboratory.begin(begun)
+            disturb(laboratory.method.solver, key=begun)
+        phase = laboratory.works(index)["solver"]
+        phase.module.eval()
+        return phase
+
+    return make
+
+
+def values(phase):
+    return {name: value.item() for name, value in phase.module(next(phase.batches.epoch(0))).items()}
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("embedding", "rest"),
+    [({}, {}), ({"aux_new": "ce", "num_aux": 4}, {"l2_views": "all"}), ({"views": "jigsaw"}, {})],
+    ids=str,
+)
+def test_all_views_chosen_of_each_image_are_no_choice_at_all(solver_phase, embedding, rest, index):
+    whole, chosen = (values(solver_phase(index, embedding | some, **rest)) for some in ({}, {"views_per_image": 4}))
+    assert chosen == pytest.approx(whole, rel=1e-5)
+    assert ("kl" if index else "aux_ce") in chosen
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_terms_and_gradients_of_some_views_are_right_on_average(solver_phase, number):
+    """Each of four cyclic choices shows each image other views; their mean is what all views say."""
+    whole, some = (solver_phase(1, {"aux_new": "ce"} | rest) for rest in ({}, {"views_per_image": number}))
+
+    def found(phase, by=0):
+        batch, solver = next(phase.batches.epoch(0)), phase.module.solver
+        batch.draws = Shifted(batch.draws.stream, by=by)
+        terms = phase.module(batch)
+        auxiliary = solver.auxiliaries[1]
+        weights = [solver.backbone.stages[0][0][0].weight, auxiliary.branch[0][0].second[1].bias]
+        weights += [*auxiliary.head.blocks[0].parameters()]
+        gradients = {name: torch.autograd.grad(terms[name], weights, retain_graph=True) for name in ("kl", "aux_ce")}
+        return {name: value.item() for name, value in terms.items()}, gradients
+
+    terms, gradients = found(whole)
+    each = [found(some, by) for by in range(4)]
+    for name in ("kl", "aux_ce"):
+        of_each = [values[name] for values, _ in each]
+        assert sum(of_each) / 4 == pytest.approx(terms[name], rel=1e-5)
+        assert max(of_each) - min(of_each) > 1e-3 * terms[name]  # alone, none of them is right
+        for place, wanted in enumerate(gradients[name]):
+            mean = torch.stack([given[name][place] for _, given in each]).mean(0)
+            assert wanted.abs().max() > 1e-4
+            torch.testing.assert_close(mean, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+    for name in ("ce", "replay", "l2"):  # those look at the images, which are always shown
+        assert [values[name] for values, _ in each] == pytest.approx([terms[name]] * 4, rel=1e-5)
+
+
+def test_every_step_has_a_choice_of_its_own(solver_phase):
+    phase, shown = solver_phase(0, {"views_per_image": 1}), []
+    phase.module.solver.register_forward_pre_hook(lambda _, inputs: shown.append(inputs[0]))
+    for epoch in (0, 1):
+        for batch in phase.batches.epoch(epoch):
+            phase.module(batch)
+            assert torch.equal(shown[-1].rows[:12], batch.inputs)
+            assert torch.equal(shown[-1].labels // 4, batch.labels)
+    kinds = [tuple((each.labels % 4).tolist()) for each in shown]
+    assert len(set(kinds)) == len(kinds) == 4
+    assert all(kind.count(view) == 3 for kind in kinds for view in range(4))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_student_and_teacher_pass_no_more_rows_than_they_are_asked_about(solver_phase, number):
+    phase, rows = solver_phase(1, {"views_per_image": number}), []
+    for network in (phase.module.solver, phase.module.teacher.network):
+        network.backbone.stages[0].register_forward_hook(lambda _, x, __: rows.append(len(x[0])))
+        network.backbone.stages[3].register_forward_hook(lambda _, x, __: rows.append(len(x[0])))
+        network.auxiliaries[0].register_forward_hook(lambda _, x, __: rows.append(len(x[0])))
+    values(phase)
+    assert rows == 2 * [12 + 9 * number, 12 * number, 12]  # three of twelve images are their own first view
+
+
+@pytest.mark.parametrize("name", ["etag", "egfr", "epass", "pass", "elwf", "epodnet"])
+def test_methods_learn_from_one_view_an_image(lab, name):
+    rest = {"exemplars": {"per_class": 2}} if name == "epodnet" else {}
+    laboratory = lab(name, {"embedding": {"views_per_image": 1}} | rest, steps=2)
+    laboratory.begin(0)
+    seen = []
+    laboratory.method.solver.auxiliaries[0].register_forward_hook(lambda _, x, __: seen.append(len(x[0])))
+    before = [
+        {key: value.clone() for key, value in a.state_dict().items()} for a in laboratory.method.solver.auxiliaries
+    ]
+    laboratory.engine.execute(laboratory.method.phases(laboratory.task(0)))
+    laboratory.method.end_task(laboratory.task(0))
+    for auxiliary, old in zip(laboratory.method.solver.auxiliaries, before, strict=True):
+        assert any(not torch.equal(value, old[key]) for key, value in auxiliary.named_parameters())
+    laboratory.learn(1)
+    assert seen == 6 * [12]  # two steps of each task, and those of the teacher, which is a copy and reports too
+    state = laboratory.method.solver.state_dict().values()
+    assert all(value.isfinite().all() for value in state)
+
+
+@pytest.mark.parametrize(("views", "count"), [("none", 1), ("rotation", 4), ("jigsaw", 4)])
+def test_more_views_an_image_than_there_are_are_refused(lab, views, count):
+    lab("etag", {"embedding": {"views": views, "views_per_image": count}})
+    with pytest.raises(
+        EtagError, match=rf"views_per_image={count + 1} is more than there are: {views} has {count}\."
+    ):
+        lab("etag", {"embedding": {"views": views, "views_per_image": count + 1}})

@@ -87,7 +87,7 @@ def test_a_term_of_weight_zero_is_not_computed_nor_is_what_it_needs(solver, batc
     assert (student_calls, teacher_calls) == ([5], [])
 
 
-def test_views_reach_the_terms_image_by_image(solver, batch):
+def test_views_reach_the_terms_view_by_view(solver, batch):
     teacher, seen = Teacher(solver), []
 
     def look(step):
@@ -98,10 +98,59 @@ def test_views_reach_the_terms_image_by_image(solver, batch):
     SolverObjective(solver, teacher, [Term("look", look, student=need, teacher=Need.AUXILIARY)], ROTATIONS)(batch)
     (step,) = seen
     assert step.batch is batch
+    assert (len(step.shown.rows), step.shown.images, step.shown.picked) == (20, 5, None)
+    assert step.shown.labels[5 * 3 + 2] == 4 * 2 + 3
     turned = batch.inputs[2].rot90(3, dims=(1, 2))[None]
     alone = solver(turned, Need.AUXILIARY).auxiliary[1][0]
-    torch.testing.assert_close(step.student.auxiliary[1][4 * 2 + 3], alone)
-    torch.testing.assert_close(step.teacher.auxiliary[1][4 * 2 + 3], alone)
+    torch.testing.assert_close(step.student.auxiliary[1][5 * 3 + 2], alone)
+    torch.testing.assert_close(step.teacher.auxiliary[1][5 * 3 + 2], alone)
     torch.testing.assert_close(step.student.feature, solver(batch.inputs, Need.FEATURE).feature)
     assert not step.teacher.auxiliary[1].requires_grad
     assert step.student.auxiliary[1].requires_grad
+
+
+# -- what may be compiled --------------------------------------------------------------------------
+
+
+def parts(network):
+    return [*network.backbone.stages, *(auxiliary.branch for auxiliary in network.auxiliaries)]
+
+
+def ids(modules):
+    return {id(module) for module in modules}
+
+
+def test_stages_and_branches_of_those_who_look_may_be_compiled(solver):
+    teacher = Teacher(solver)
+    alone = SolverObjective(solver, teacher, [logits_term()], ROTATIONS)
+    both = SolverObjective(solver, teacher, [logits_term(), auxiliary_term()], ROTATIONS)
+    assert ids(alone.static) == ids(parts(solver))
+    assert ids(both.static) == ids([*parts(solver), *parts(teacher.network)])
+    assert len(both.static) == 2 * (4 + 3)
+    within = ids(module for part in both.static for module in part.modules())
+    assert not within & ids([solver.head, *(auxiliary.head for auxiliary in solver.auxiliaries)])  # those grow
+
+
+def test_nothing_is_compiled_where_a_gradient_is_differentiated(solver):
+    second, absent = (Term("second", lambda step: 0.0, weight, second_order=True) for weight in (1.0, 0.0))
+    assert SolverObjective(solver, None, [logits_term(), second], ROTATIONS).static == ()
+    assert len(SolverObjective(solver, None, [logits_term(), absent], ROTATIONS).static) == 7
+
+
+@pytest.mark.parametrize(("options", "count"), [({}, 0), ({"stage": 1}, 0), ({"gamma": 0.0}, 8)], ids=str)
+def test_attention_at_an_earlier_stage_than_the_last_leaves_nothing_to_compile(lab, options, count):
+    laboratory = lab("lwm", {"stage": 3} | options)
+    laboratory.begin(0)
+    assert len(laboratory.works(0)["solver"].static) == 4  # there is no attention yet
+    laboratory.begin(1)
+    assert len(laboratory.works(1)["solver"].static) == count
+
+
+def test_a_phase_offers_what_its_objective_does(lab):
+    laboratory = lab("etag")
+    laboratory.begin(0, 1)
+    works = laboratory.works(1)
+    assert ids(works["solver"].static) == ids(
+        [*parts(laboratory.method.solver), *parts(laboratory.method.teacher.network)]
+    )
+    assert works["generator"].static == ()

@@ -52,7 +52,7 @@ def test_stages_have_equally_many_blocks_and_only_later_ones_begin_with_a_stride
     stages = [[layer for layer in stage if isinstance(layer, BasicBlock)] for stage in made.stages]
     assert [len(stage) for stage in stages] == blocks
     for number, stage in enumerate(stages):
-        strides = [block.conv1.stride[0] for block in stage]
+        strides = [block.first[0].stride[0] for block in stage]
         assert strides == [2 if number else 1] + [1] * (len(stage) - 1)
 
 
@@ -60,11 +60,11 @@ def test_stages_have_equally_many_blocks_and_only_later_ones_begin_with_a_stride
 @pytest.mark.parametrize("name", ["resnet18", "resnet32"])
 def test_every_block_is_followed_by_a_relu(name, stem, disturb):
     made = disturb(build_solver(ModelOptions(backbone=name, width=2, stem=stem), 3, 64, Stream.root(0)).backbone)
-    stem_size, cut = {"cifar": 3, "imagenet": 4}[stem], []
+    stem_size, cut = {"cifar": 2, "imagenet": 3}[stem], []
     for number, stage in enumerate([*made.stages, disturb(made.branch(len(made.stages)))[0]]):
         layers = list(stage.eval())[0 if number else stem_size :]
         blocks = [layer for layer in layers if isinstance(layer, BasicBlock)]
-        x = y = torch.randn(2, blocks[0].conv1.in_channels, 8, 8, generator=Stream.root(0).generator("x", number))
+        x = y = torch.randn(2, blocks[0].first[0].in_channels, 8, 8, generator=Stream.root(0).generator("x", number))
         for block in blocks:
             before = block(y)
             cut.append(bool((before < 0).any()))
@@ -77,7 +77,8 @@ def test_every_block_is_followed_by_a_relu(name, stem, disturb):
 def test_a_block_adds_two_convolutions_to_its_input(channels, out, stride, disturb):
     block = disturb(build(lambda: BasicBlock(channels, out, stride), Stream.root(0).generator())).eval()
     x = torch.randn(2, channels, 6, 6, generator=Stream.root(0).generator("x"))
-    within = block.norm2(block.conv2(block.norm1(block.conv1(x)).clamp_min(0)))
+    conv1, norm1, conv2, norm2 = *block.first, *block.second
+    within = norm2(conv2(norm1(conv1(x)).clamp_min(0)))
     beside = (
         x
         if channels == out and stride == 1

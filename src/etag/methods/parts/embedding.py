@@ -38,6 +38,16 @@ class EmbeddingOptions(Options):
         description="views of each image that a step looks at, drawn at random, all equally often; None is all of "
         "them. What a step minimises is right on average",
     )
+    branches: Literal["full", "short"] = Field(
+        "full",
+        description="auxiliaries repeat the stages that follow theirs (the paper), or are short: one block or "
+        "convolution a stage",
+    )
+    after_base: Literal["trained", "frozen"] = Field(
+        "trained",
+        description="after the base task the auxiliaries learn with the solver (the paper), or stay as they are: "
+        "then only the stages before them can bring what they say near the teacher's",
+    )
     num_aux: PositiveInt | None = Field(
         None,
         description="auxiliaries trained at the base task; None is one for each stage but the last. "
@@ -61,6 +71,8 @@ class EmbeddingDistillation:
 
     def __init__(self, options: EmbeddingOptions) -> None:
         self.options = options
+        if options.after_base == "frozen" and options.aux_new != "none":
+            raise EtagError(f"embedding.after_base=frozen leaves nothing to learn for aux_new={options.aux_new}.")
         self.views = VIEWS[options.views]
         if (options.views_per_image or 1) > self.views.count:
             raise EtagError(
@@ -79,7 +91,7 @@ class EmbeddingDistillation:
         count = self.options.num_aux or stages - 1
         if not stages - 1 <= count <= stages:
             raise EtagError(f"embedding.num_aux={count} does not fit: {stages - 1} or {stages} are possible here.")
-        solver.add_auxiliaries(count, stream)
+        solver.add_auxiliaries(count, stream, short=self.options.branches == "short")
         solver.views_in_statistics = self.options.batch_norm == "views"
 
     @property
@@ -95,6 +107,10 @@ class EmbeddingDistillation:
                 auxiliary.head.grow(classes * self.views.count, stream.generator("auxiliary", number))
         else:
             del solver.auxiliaries[len(solver.backbone.stages) - 1 :]
+
+    def learn(self, task: Task) -> bool:
+        """Whether the auxiliaries' own weights are trained in a task."""
+        return task.index == 0 or self.options.after_base == "trained"
 
     def terms(self, task: Task, solver: Solver) -> list[Term]:
         """Eq. (2) at the base task; after it Eq. (4), and Eq. (2) too where the auxiliaries learn new classes."""

@@ -72,7 +72,16 @@ class MobileNetV2(Backbone):
 
     def new_stage(self, number: int) -> nn.Sequential:
         """The blocks of a resolution."""
-        rows = STAGES[number - 1] if number <= len(STAGES) else ONE_MORE
+        return self._stage(number, STAGES[number - 1] if number <= len(STAGES) else ONE_MORE)
+
+    def short_stage(self, number: int) -> nn.Sequential:
+        """One block, of the stage's last width."""
+        if number > len(STAGES):
+            return self._stage(number, (ONE_MORE[0]._replace(channels=ONE_MORE[-1].channels),))
+        first, last = STAGES[number - 1][0], STAGES[number - 1][-1]
+        return self._stage(number, (first._replace(channels=last.channels, blocks=1),))
+
+    def _stage(self, number: int, rows: Sequence[Row]) -> nn.Sequential:
         if number == 2 and not self.imagenet:
             rows = tuple(row._replace(stride=1) for row in rows)
         before = self._scaled(STAGES[number - 2][-1].channels) if number <= len(STAGES) else self.feature_size

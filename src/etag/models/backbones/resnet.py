@@ -54,19 +54,27 @@ class ResNet(Backbone):
         self.smallest = 2 ** (stages - 1) * (4 if imagenet else 1)
         stem = _stem(channels, width, imagenet)
         self.stem_size = len(stem)
-        first = nn.Sequential(*stem, *self._stage(width, width, 1))
+        first = nn.Sequential(*stem, *self._stage(width, width, 1, blocks))
         self.stages = Modules([first, *(self.new_stage(number) for number in range(2, stages + 1))])
-
-    def _stage(self, channels: int, out: int, stride: int) -> nn.Sequential:
-        blocks = [BasicBlock(channels, out, stride), *(BasicBlock(out, out, 1) for _ in range(self.blocks - 1))]
-        return nn.Sequential(*(layer for block in blocks for layer in (block, nn.ReLU())))
 
     def new_stage(self, number: int) -> nn.Sequential:
         """Twice the width, half the side; the same of both behind the last."""
+        return self._later(number, self.blocks)
+
+    def short_stage(self, number: int) -> nn.Sequential:
+        """Of one block."""
+        return self._later(number, 1)
+
+    def _later(self, number: int, blocks: int) -> nn.Sequential:
         before = self.widths[number - 2]
         if number > len(self.widths):
-            return self._stage(before, before, 1)
-        return self._stage(before, self.widths[number - 1], 2)
+            return self._stage(before, before, 1, blocks)
+        return self._stage(before, self.widths[number - 1], 2, blocks)
+
+    @staticmethod
+    def _stage(channels: int, out: int, stride: int, count: int) -> nn.Sequential:
+        blocks = [BasicBlock(channels, out, stride), *(BasicBlock(out, out, 1) for _ in range(count - 1))]
+        return nn.Sequential(*(layer for block in blocks for layer in (block, nn.ReLU())))
 
     def own_name(self, name: str) -> str:
         """Knows the names in torchvision's ResNets."""

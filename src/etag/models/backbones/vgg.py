@@ -30,10 +30,17 @@ class VGG11(Backbone):
 
     def new_stage(self, number: int) -> nn.Sequential:
         """Convolutions and pooling; behind the last without the latter, for there may be one pixel left."""
+        return self._stage(number, STAGES[min(number, len(STAGES)) - 1][0])
+
+    def short_stage(self, number: int) -> nn.Sequential:
+        """Of one convolution."""
+        return self._stage(number, 1)
+
+    def _stage(self, number: int, convolutions: int) -> nn.Sequential:
         before = self.widths[number - 1]
         if number > len(STAGES):
-            return nn.Sequential(*_convolutions(before, before, STAGES[-1][0]))
-        *layers, activation = _convolutions(before, self.widths[number], STAGES[number - 1][0])
+            return nn.Sequential(*_convolutions(before, before, convolutions))
+        *layers, activation = _convolutions(before, self.widths[number], convolutions)
         return nn.Sequential(*layers, nn.MaxPool2d(2), activation)  # the same as pooling last, and cheaper
 
 
