@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TINY = ["--width", "4", "--batch", "8", "--rounds", "1"]
+TINY = ["--width", "4", "--batch", "8"]
 
 
-def output(script, *words):
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *map(str, words), *TINY]
+def output(script, *words, rounds=True):
+    words = [*map(str, words), *TINY, *(["--rounds", "1"] if rounds else [])]
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *words]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -21,6 +22,28 @@ def output(script, *words):
 
 def test_engine_overhead():
     assert "engine / bare loop:" in output("engine_overhead.py", "--size", 8, "--images", 16)
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_exact_mode_asserts_that_losses_agree(task):
+    said = output("exact_mode.py", "--size", 8, "--images", 16, "--task", task)
+    assert "they differ by" in said
+    assert "plain / exact:" in said
+
+
+def test_checkpoints():
+    assert "of the time" in output("checkpoints.py", "--size", 8)
+
+
+def test_flat_cost(tmp_path):
+    said = output("flat_cost.py", "--size", 8, "--steps", 1, "--out", tmp_path / "picture.png")
+    assert "| 200 | 1000 |" in said
+    assert "bytes a class adds: backbone 0" in said
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_profile():
+    assert "| evaluation |" in output("profile_etag.py", "--size", 8, rounds=False)
 
 
 @pytest.mark.parametrize("method", ["fine", "etag"])
