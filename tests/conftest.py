@@ -208,7 +208,7 @@ class Naive:
     @classmethod
     def conditional(cls, layer, x, labels):
         """A layer on [x, one-hot(label)]."""
-        rows = cls.matrix(*(block.weight for block in layer.blocks))
+        rows = cls.matrix(layer.rows)
         weight = np.hstack([cls.matrix(layer.linear.weight), rows.T])
         inputs = np.hstack([x, np.eye(len(rows))[np.asarray(labels)]])
         return inputs @ weight.T + cls.matrix(layer.linear.bias)

@@ -31,7 +31,7 @@ def test_a_conditional_layer_is_a_linear_layer_on_x_and_a_one_hot_label():
     layer.grow(1, Stream.root(0).generator(1))
     joint = nn.Linear(4 + 3, 5)
     with torch.no_grad():
-        joint.weight.copy_(torch.cat([layer.linear.weight, *(block.weight.T for block in layer.blocks)], dim=1))
+        joint.weight.copy_(torch.cat([layer.linear.weight, layer.rows.T], dim=1))
         joint.bias.copy_(layer.linear.bias)
     x, labels = numbers(6, 4), torch.tensor([0, 1, 2, 2, 0, 1])
     one_hot = torch.zeros(6, 3)
@@ -45,10 +45,8 @@ def test_encode_and_decode_are_two_hidden_layers_with_relu(naive):
     x, z, labels = numbers(5, 6).double(), numbers(5, 3).double(), torch.tensor([0, 2, 1, 2, 0])
 
     def condition(layer, inputs):
-        rows = torch.cat([block.weight for block in layer.blocks])
-        return torch.stack(
-            [layer.linear.weight @ v + layer.linear.bias + rows[y] for v, y in zip(inputs, labels, strict=True)]
-        )
+        pairs = zip(inputs, labels, strict=True)
+        return torch.stack([layer.linear.weight @ v + layer.linear.bias + layer.rows[y] for v, y in pairs])
 
     def linear(layer, inputs):
         return torch.stack([layer.weight @ row + layer.bias for row in inputs])

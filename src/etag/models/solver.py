@@ -147,8 +147,9 @@ class _Rows:
 
     @property
     def images(self) -> Tensor:
-        """The rows of the images themselves."""
-        return self._groups[0][: self._images]
+        """The rows of the images themselves: where they are apart, the very tensor that goes on."""
+        first = self._groups[0]
+        return first if len(first) == self._images else first[: self._images]
 
     @property
     def views(self) -> Tensor:
