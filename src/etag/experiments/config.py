@@ -11,7 +11,7 @@ from etag.core.errors import EtagError
 from etag.core.options import Options, RuntimeOptions, TrainOptions, merge
 from etag.data.source import SOURCES, DataOptions
 from etag.experiments import plugins, recipes, yaml
-from etag.methods.base import Method, MethodOptions
+from etag.methods.base import MethodOptions
 from etag.methods.registry import METHODS, lineage
 from etag.models.backbone import BACKBONES, ModelOptions
 
@@ -49,7 +49,7 @@ def resolve(
     `given` holds values by dotted key; `settings` are KEY=VALUE texts. Without a recipe, the one named after the
     data source is taken, if there is one. A recipe's `methods` section holds, for single methods, what shall
     be otherwise in the rest of it; what is said there of a method is said of its variants too (of ewc: of eewc).
-    A preset changes any recipe; its `embedding` section is for methods that have embedding distillation.
+    A preset changes any recipe; its `with_embedding` section is for methods that have embedding distillation.
     """
     asked: dict[str, Any] = {}
     for key, value in [*(given or {}).items(), *map(_setting, settings)]:
@@ -68,21 +68,16 @@ def resolve(
         content = merge(content, _mapping(per_method.get(known.name), f"methods.{known.name}"))
     content = merge(content, {"method": method | {"name": name}})
     if preset is not None:
-        content = _changed(content, recipes.preset(preset), METHODS[name], asked)
+        content = _changed(content, recipes.preset(preset), asked)
     return validate(merge(content, asked))
 
 
-def _changed(
-    content: dict[str, Any], preset: dict[str, Any], method: type[Method], asked: dict[str, Any]
-) -> dict[str, Any]:
-    """A recipe's content upon which a preset is laid, as far as it concerns the method."""
-    embedding, per_method = preset.pop("embedding", {}), preset.pop("methods", {})
-    content = merge(content, preset)
-    for known in lineage(method):
-        content = merge(content, per_method.get(known.name, {}))
-    if merge(content, asked)["method"].get("embedding") is not None:
-        content = merge(content, {"method": {"embedding": embedding}})
-    return content
+def _changed(content: dict[str, Any], preset: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's content with a preset laid upon it, as far as it concerns the method."""
+    with_embedding = preset.pop("with_embedding", {})
+    if merge(content, asked)["method"].get("embedding") is None:
+        return merge(content, preset)
+    return merge(merge(content, preset), with_embedding)
 
 
 def _mapping(value: Any, key: str) -> dict[str, Any]:
