@@ -165,5 +165,5 @@ def test_a_sweep_over_features_is_in_the_order_of_the_images(lab, passes):
 def test_a_batch_of_one_image_is_refused_where_batch_norm_would_fail(lab):
     laboratory = lab("fine", batch_size=1)
     laboratory.begin(0)
-    with pytest.raises(EtagError, match="a batch of one image can not train BatchNorm"):
+    with pytest.raises(EtagError, match="a batch of 1 can not train BatchNorm"):
         laboratory.works(0)

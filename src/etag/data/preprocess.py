@@ -17,7 +17,8 @@ class Preprocess:
     """Crop, mirror and normalise. Images are square, of `size` pixels a side or more.
 
     Training takes a random window of `size`: of the zero-padded image where it has that size (4 pixels at 32, the
-    same share of other sizes), else of the image itself. Testing takes the centre.
+    same share of other sizes), else of the image itself. Testing takes the centre; so does training where `crop` is
+    off, because a pixel's place is what counts.
     """
 
     mean: tuple[float, ...]
@@ -25,10 +26,13 @@ class Preprocess:
     size: int
     flip: bool
     resized_crop: bool = False  # a window of random size and shape instead, scaled to `size`
+    crop: bool = True
 
     def train(self, images: Tensor, draws: Draws, rows: int) -> Tensor:
         """Augmented inputs; `rows` is the size of the global batch."""
         mirror = draws.integers("mirror", 0, 2, rows).bool() if self.flip else None
+        if not self.crop:
+            return self.test(images)
         if self.resized_crop:
             box = draws.uniform("crop box", rows, 4)
             return self._normalise(resized_crop(images, self.size, box, mirror))

@@ -51,7 +51,8 @@ def class_order(dataset: Dataset, options: DataOptions, seed: int) -> list[int]:
                 f"{count} classes are to be used, but the data has {len(chosen)}: set data.classes to that or less."
             )
         chosen = sorted(chosen[:count])
-    order = seed if options.order is None else options.order
+    by_default = "natural" if dataset.ordered else seed
+    order = by_default if options.order is None else options.order
     places = _arranged(order, tuple(dataset.classes[number] for number in chosen), options.order_rule)
     return [chosen[place] for place in places]
 
@@ -109,7 +110,7 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
         old += new
     flip = dataset.flip if options.flip is None else options.flip
     scenario = Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size)
-    return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop)
+    return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop, dataset.crop)
 
 
 def _prepared(images: Images, classes: int, order: list[int], per_class: int | None, side: int) -> Images:

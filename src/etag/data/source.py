@@ -44,6 +44,7 @@ class DataOptions(Options):
         description="position: the k-th class of a seeded permutation gets label k; inverse: class c gets label "
         "permutation[c], as in the authors' release",
     )
+    permutations: PositiveInt = Field(5, description="of permuted-mnist: how often the ten digits are learnt")
     flip: bool | None = Field(None, description="mirror at random in training; None leaves it to the source")
     workers: NonNegativeInt = Field(1, description="processes that decode image files ahead of training")
     memory: NonNegativeInt = Field(
@@ -62,6 +63,8 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool = True  # whether a mirrored image still shows the same class
+    crop: bool = True  # whether an image that is moved a little does
+    ordered: bool = False  # whether classes arrive as they are numbered, unless asked otherwise
     margin: float = 1.0  # pixels a side that images are kept at, for one of the network's input
     used: int | None = None  # how many classes, unless asked otherwise; None is all
 
@@ -83,6 +86,7 @@ class Source:
     files: tuple[tuple[str, ...], ...] = ()
     downloads: tuple[Download, ...] = ()  # where its files can be had
     needs_path: bool = False  # has no place of its own
+    folder: str | None = None  # where its files lie, if it is not named as it is itself
 
     def places(self, path: str | None) -> list[Path]:
         """Where its folder is looked for, in order."""
@@ -90,7 +94,7 @@ class Source:
             return [Path(path).expanduser()]
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etag"
         roots = [Path(os.environ["ETAG_DATA"]).expanduser()] if os.environ.get("ETAG_DATA") else []
-        return [root / self.name for root in [*roots, cache]]
+        return [root / (self.folder or self.name) for root in [*roots, cache]]
 
     def find(self, path: str | None = None) -> Path | None:
         """The first place that holds all the files; None if there is none."""
@@ -144,12 +148,17 @@ SOURCES: Registry[Source] = Registry("data source", "etag.data.sources")
 
 
 def source(
-    name: str, summary: str, *files: tuple[str, ...], downloads: Sequence[Download] = (), needs_path: bool = False
+    name: str,
+    summary: str,
+    *files: tuple[str, ...],
+    downloads: Sequence[Download] = (),
+    needs_path: bool = False,
+    folder: str | None = None,
 ) -> Callable[[Load], Load]:
     """Decorator: register a function that reads a folder as a source."""
 
     def register(load: Load) -> Load:
-        SOURCES.add(name)(Source(name, summary, load, files, tuple(downloads), needs_path))
+        SOURCES.add(name)(Source(name, summary, load, files, tuple(downloads), needs_path, folder))
         return load
 
     return register

@@ -297,10 +297,12 @@ class Method(ABC):
         batches = ImageBatches(
             images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last, side=self._side(training)
         )
-        if batch_norm == "train" and batches.smallest == 1:
+        # some of the views are statistics of their own, and of two images that may be one row
+        least = 2 if objective.views_per_image is None else 3
+        if batch_norm == "train" and batches.smallest < least:
             raise EtagError(
-                "a batch of one image can not train BatchNorm: give each task at least two images, and choose a "
-                "train.batch_size that does not leave one over."
+                f"a batch of {batches.smallest} can not train BatchNorm: give each task at least {least} images, and "
+                "choose a train.batch_size that does not leave fewer over."
             )
         return Phase(
             name=name,

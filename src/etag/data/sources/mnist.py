@@ -30,13 +30,11 @@ MD5 = dict(
 )
 
 
-@source(
-    "mnist",
-    "70,000 handwritten digits, 28x28 grey, 10 classes (idx files)",
-    tuple(f"{name}.gz" for name in NAMES),
-    NAMES,
-    downloads=[Download(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", MD5[name]) for name in NAMES],
-)
+FILES = (tuple(f"{name}.gz" for name in NAMES), NAMES)
+DOWNLOADS = [Download(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", MD5[name]) for name in NAMES]
+
+
+@source("mnist", "70,000 handwritten digits, 28x28 grey, 10 classes (idx files)", *FILES, downloads=DOWNLOADS)
 def load(folder: Path, _options: DataOptions) -> Dataset:
     """Read both parts."""
     train, test = (

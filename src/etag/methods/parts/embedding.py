@@ -36,7 +36,7 @@ class EmbeddingOptions(Options):
     views_per_image: PositiveInt | None = Field(
         None,
         description="views of each image that a step looks at, drawn at random, all equally often; None is all of "
-        "them. What a step minimises is right on average",
+        "them. What a step minimises is right on average (but for norms of a whole batch, which depend on its size)",
     )
     branches: Literal["full", "short"] = Field(
         "full",

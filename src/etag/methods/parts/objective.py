@@ -28,7 +28,7 @@ class SolverObjective(nn.Module):
     ) -> None:
         super().__init__()
         self._terms = [term for term in terms if term.weight]
-        self._views, self._views_per_image = views, views_per_image
+        self._views, self.views_per_image = views, views_per_image
         self.need = reduce(or_, (term.student for term in self._terms), Need.NOTHING)
         self._teacher_need = reduce(or_, (term.teacher for term in self._terms), Need.NOTHING)
         self.solver, self.teacher = solver, teacher if self._teacher_need else None
@@ -54,7 +54,7 @@ class SolverObjective(nn.Module):
         """The images; where a term looks at views, those too, or a random share of them."""
         if not self._with_views:
             return Shown(batch.inputs, len(batch.inputs))
-        if self._views_per_image is None:
+        if self.views_per_image is None:
             return self._views.of(batch.inputs, batch.labels)
-        chosen = self._views.choose(batch.draws.order("views", batch.total), self._views_per_image)
+        chosen = self._views.choose(batch.draws.order("views", batch.total), self.views_per_image)
         return self._views.some(batch.inputs, batch.labels, chosen)

@@ -1,0 +1,46 @@
+"""MNIST again and again, each time with its pixels in another, fixed order: ten new classes a time."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from etag.data.images import MemoryImages
+from etag.data.scenario import first_rows_per_class
+from etag.data.source import DataOptions, Dataset, source
+from etag.data.sources import mnist
+
+
+@source(
+    "permuted-mnist",
+    "MNIST's digits under several fixed orders of their pixels, 10 classes each (the files of mnist)",
+    *mnist.FILES,
+    downloads=mnist.DOWNLOADS,
+    folder="mnist",
+)
+def load(folder: Path, options: DataOptions) -> Dataset:
+    """Class 10 p + d is the digit d under permutation p, so a split in tens has a permutation a task.
+
+    The permutations are drawn by their own number and never change: no seed of a run decides what the data is.
+    """
+    plain = mnist.load(folder, options)
+    orders = [np.random.RandomState(number).permutation(28 * 28) for number in range(options.permutations)]
+    return replace(
+        plain,
+        train=_permuted(cast(MemoryImages, plain.train), orders, options.train_per_class),
+        test=_permuted(cast(MemoryImages, plain.test), orders, options.test_per_class),
+        classes=tuple(f"{digit} in order {number}" for number in range(len(orders)) for digit in plain.classes),
+        crop=False,
+        ordered=True,
+    )
+
+
+def _permuted(images: MemoryImages, orders: list[np.ndarray], per_class: int | None) -> MemoryImages:
+    images = images.select(first_rows_per_class(images.labels, per_class))
+    pixels = images.pixels.flatten(1)
+    return MemoryImages(
+        torch.cat([pixels[:, torch.from_numpy(order)].view_as(images.pixels) for order in orders]),
+        torch.cat([images.labels + 10 * number for number in range(len(orders))]),
+    )

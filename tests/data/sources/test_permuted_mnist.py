@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+import torch
+
+from etag.core.random import Draws, Stream
+from etag.data.scenario import build_scenario
+from etag.data.source import SOURCES, DataOptions
+
+
+@pytest.fixture(scope="module")
+def options(shared_data):
+    return DataOptions(
+        name="permuted-mnist", path=str(shared_data / "mnist"), train_per_class=3, test_per_class=2, permutations=3
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(shared_data):
+    return SOURCES["mnist"].open(DataOptions(name="mnist", path=str(shared_data / "mnist")))
+
+
+def test_a_task_is_mnist_in_one_fixed_order_of_pixels(options, plain):
+    scenario, _ = build_scenario(options, "b0-3x10", seed=5)
+    assert scenario.classes_per_task == [10, 10, 10]
+    for number, task in enumerate(scenario):
+        order = np.random.RandomState(number).permutation(784)
+        assert sorted(task.train.labels.tolist()) == [10 * number + digit for digit in range(10) for _ in range(3)]
+        for row, label in enumerate(task.train.labels.tolist()):
+            known = plain.train.pixels[plain.train.labels == label - 10 * number]
+            put_back = np.empty(784, np.uint8)
+            put_back[order] = task.train.pixels[row].flatten().numpy()
+            assert any(np.array_equal(put_back, image.flatten().numpy()) for image in known[:3])
+
+
+def test_no_seed_changes_the_data_or_its_order(options):
+    one, other = (build_scenario(options, "b0-3x10", seed)[0] for seed in (0, 1))
+    assert one.classes == other.classes
+    assert one.classes[11] == "1 in order 1"
+    for left, right in zip(one, other, strict=True):
+        assert torch.equal(left.train.pixels, right.train.pixels)
+        assert torch.equal(left.test.labels, right.test.labels)
+
+
+def test_permuted_pixels_are_not_moved_in_training(options):
+    scenario, preprocess = build_scenario(options, "b0-3x10", 0)
+    images = scenario.tasks[1].train.pixels
+    assert torch.equal(preprocess.train(images, Draws(Stream.root(0)), len(images)), preprocess.test(images))
+
+
+def test_there_are_as_many_tasks_as_asked_for(options):
+    assert len(SOURCES["permuted-mnist"].open(options.model_copy(update={"permutations": 7})).classes) == 70
+
+
+def test_its_files_are_those_of_mnist(monkeypatch, tmp_path):
+    monkeypatch.setenv("ETAG_DATA", str(tmp_path))
+    assert SOURCES["permuted-mnist"].places(None)[0] == tmp_path / "mnist"
