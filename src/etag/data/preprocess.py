@@ -48,6 +48,16 @@ class Preprocess:
         centre = slice(start, start + self.size)
         return self._normalise(images[:, :, centre, centre])
 
+    def pixels(self, inputs: Tensor) -> Tensor:
+        """Inputs as pixels between 0 and 1 again."""
+        scale, shift = _affine(self.mean, self.std, inputs.device)
+        return ((inputs - shift) / (255 * scale)).clamp(0, 1)
+
+    def inputs(self, pixels: Tensor) -> Tensor:
+        """The other way; gradients pass."""
+        scale, shift = _affine(self.mean, self.std, pixels.device)
+        return (pixels * (255 * scale) + shift).contiguous(memory_format=torch.channels_last)
+
     def _normalise(self, images: Tensor) -> Tensor:
         """Floats of about zero mean and unit variance, in channels_last order."""
         scale, shift = _affine(self.mean, self.std, images.device)

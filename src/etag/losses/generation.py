@@ -5,6 +5,7 @@ The log-likelihoods are those of a Gaussian with unit variance, up to a constant
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def prior_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
@@ -25,6 +26,11 @@ def squared_error(made: Tensor, wanted: Tensor, half: bool = True, per_row: bool
     """
     error = (made - wanted).square().sum()
     return error * ((0.5 if half else 1.0) / (len(made) if per_row else 1))
+
+
+def pixel_entropy(made: Tensor, wanted: Tensor) -> Tensor:
+    """-log p(x | y, z) of Bernoulli pixels: their cross-entropy, summed over the image, averaged over rows."""
+    return functional.binary_cross_entropy(made, wanted, reduction="sum") / len(made)
 
 
 def generator_weights(

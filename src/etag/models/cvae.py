@@ -36,11 +36,14 @@ class ConditionalLinear(nn.Module):
 
 
 class ConditionalVAE(nn.Module):
-    """p(f | y, z) and q(z | f, y), each with two hidden layers; features are not negative, so is the output."""
+    """p(f | y, z) and q(z | f, y), each with two hidden layers.
 
-    def __init__(self, features: int, latent: int = 200, hidden: int = 512) -> None:
+    Features are not negative, and nor is the output; pixels are between 0 and 1, and then it is `bounded`.
+    """
+
+    def __init__(self, features: int, latent: int = 200, hidden: int = 512, bounded: bool = False) -> None:
         super().__init__()
-        self.latent = latent
+        self.latent, self._bounded = latent, bounded
         self.encoder_in = ConditionalLinear(features, hidden)
         self.encoder = nn.Linear(hidden, hidden)
         self.mean = nn.Linear(hidden, latent)
@@ -62,4 +65,5 @@ class ConditionalVAE(nn.Module):
     def decode(self, latent: Tensor, labels: Tensor) -> Tensor:
         """The feature of a latent code and a class."""
         hidden = functional.relu(self.decoder(functional.relu(self.decoder_in(latent, labels))))
-        return functional.relu(self.decoder_out(hidden))
+        made: Tensor = self.decoder_out(hidden)
+        return made.sigmoid() if self._bounded else functional.relu(made)

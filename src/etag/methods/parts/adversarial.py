@@ -11,7 +11,6 @@ from etag.core.scenario import Task
 from etag.core.work import Batch, Player, Terms
 from etag.losses.generation import critic_loss, gradient_penalty, squared_error
 from etag.methods.parts.replay import FeatureReplay, GeneratorOptions, GeneratorTrainOptions
-from etag.models.heads import LinearHead
 from etag.models.wgan import ConditionalWGAN
 
 
@@ -44,7 +43,7 @@ class AdversarialReplay(FeatureReplay[AdversarialOptions, ConditionalWGAN]):
         """Generator and critic."""
         return ConditionalWGAN(features, self.options.latent, self.options.hidden)
 
-    def objective(self, task: Task, head: LinearHead, weights: dict[str, float]) -> nn.Module:  # noqa: ARG002
+    def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:  # noqa: ARG002
         """Nobody guides it."""
         return AdversarialObjective(self, task, weights["match"])
 

@@ -77,7 +77,7 @@ class FeatureReplay(ABC, Generic[G, N]):
         """A generator that knows no class yet."""
 
     @abstractmethod
-    def objective(self, task: Task, head: LinearHead, weights: dict[str, float]) -> nn.Module:
+    def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
         """What its training minimises; a batch's inputs are features."""
 
     def build(self, features: int, stream: Stream) -> None:
@@ -105,7 +105,7 @@ class FeatureReplay(ABC, Generic[G, N]):
         return (Player(list(self.generator.parameters())),)
 
     def phase(
-        self, task: Task, head: LinearHead, swept: dict[str, Tensor], weights: dict[str, float], stream: Stream
+        self, task: Task, head: nn.Module, swept: dict[str, Tensor], weights: dict[str, float], stream: Stream
     ) -> Phase:
         """Train the generator on swept features; `head` is the classifier that learns from what it makes."""
         training, placement = self.options.train.for_task(task.index), self.context.placement

@@ -10,19 +10,19 @@ from etag.core.outputs import needed
 from etag.core.scenario import Task
 from etag.core.work import Batch, Terms
 from etag.losses.classification import cross_entropy
-from etag.losses.generation import prior_divergence, reparametrise, squared_error
+from etag.losses.generation import pixel_entropy, prior_divergence, reparametrise, squared_error
 from etag.methods.parts.classification import outputs_in
 from etag.methods.parts.replay import FeatureReplay, GeneratorOptions
 from etag.models.cvae import ConditionalVAE
-from etag.models.heads import LinearHead
 
 
 class VariationalOptions(GeneratorOptions):
     """The conditional VAE and its losses; those that begin with `ce` are for guided training."""
 
     kind: Literal["cvae"] = "cvae"
-    recon: Literal["gaussian", "squared"] = Field(
-        "gaussian", description="-log p of a unit Gaussian (half the squared error), or the release's whole"
+    recon: Literal["gaussian", "squared", "bernoulli"] = Field(
+        "gaussian",
+        description="-log p of a unit Gaussian (half the squared error), or the release's whole; of bits, for pixels",
     )
     ce_current_input: Literal["prior", "reconstruction"] = Field(
         "prior", description="what the classifier guides: samples (Eq. 6), or the release's reconstructions"
@@ -46,9 +46,10 @@ class VariationalReplay(FeatureReplay[VariationalOptions, ConditionalVAE]):
 
     def network(self, features: int) -> ConditionalVAE:
         """Encoder and decoder."""
-        return ConditionalVAE(features, self.options.latent, self.options.hidden)
+        o = self.options
+        return ConditionalVAE(features, o.latent, o.hidden, bounded=o.recon == "bernoulli")
 
-    def objective(self, task: Task, head: LinearHead, weights: dict[str, float]) -> nn.Module:
+    def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
         """Eq. (6), or (10) where there are old classes."""
         return VariationalObjective(self, head, task, weights)
 
@@ -56,7 +57,7 @@ class VariationalReplay(FeatureReplay[VariationalOptions, ConditionalVAE]):
 class VariationalObjective(nn.Module):
     """Eqs. (6), (7) and (10): one decoder pass serves reconstruction, guidance and old knowledge."""
 
-    def __init__(self, replay: VariationalReplay, head: LinearHead, task: Task, weights: dict[str, float]) -> None:
+    def __init__(self, replay: VariationalReplay, head: nn.Module, task: Task, weights: dict[str, float]) -> None:
         super().__init__()
         self.generator, self.old, self.head = replay.generator, replay.old, head
         self._options, self._task, self._weights = replay.options, task, weights
@@ -77,7 +78,7 @@ class VariationalObjective(nn.Module):
 
         terms = {
             "kl": prior_divergence(mean, log_variance),
-            "recon": squared_error(made["posterior"], batch.inputs, half=o.recon == "gaussian"),
+            "recon": self._reconstruction(made["posterior"], batch.inputs),
         }
         if weights["guide"]:
             guided = made["prior" if o.ce_current_input == "prior" else "posterior"]
@@ -87,6 +88,11 @@ class VariationalObjective(nn.Module):
         if weights["guide_old"]:
             terms["guide_old"] = cross_entropy(self.head(made["old"]), asked["old"][1], 0, end)
         return {name: weights[name] * value for name, value in terms.items()}
+
+    def _reconstruction(self, made: Tensor, wanted: Tensor) -> Tensor:
+        if self._options.recon == "bernoulli":
+            return pixel_entropy(made, wanted)
+        return squared_error(made, wanted, half=self._options.recon == "gaussian")
 
     def _decode(self, asked: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         """What the decoder makes of each group of codes and labels, all in one pass."""

@@ -1,0 +1,140 @@
+"""DGR: deep generative replay (Shin et al., 2017); and Tag, which is DGR with a guided generator.
+
+The previous generator makes images of old classes, the previous solver labels them, and solver and generator learn
+from them together with the new ones: a share 1 / t of each is new at the t-th task. In Tag the solver, trained first
+as in DGR, then guides the generator: what is made of a class must be recognised as that class. That is the only
+difference.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, PositiveInt, field_validator
+from torch import Tensor, nn
+
+from etag.core.outputs import Need, needed
+from etag.core.random import Stream
+from etag.core.scenario import Task
+from etag.core.work import Batch, Plan, Sweep
+from etag.methods.base import Card, Context, Method, MethodOptions
+from etag.methods.parts.adversarial import AdversarialOptions, AdversarialReplay
+from etag.methods.parts.images import PixelHead, Pixels, ReplayMixture, image_replay_term
+from etag.methods.parts.variational import VariationalOptions, VariationalReplay
+from etag.methods.registry import METHODS, method, variant
+
+
+class ImageVariationalOptions(VariationalOptions):
+    """A conditional VAE of images."""
+
+    recon: Literal["gaussian", "squared", "bernoulli"] = "bernoulli"
+    latent: PositiveInt = 100
+    hidden: PositiveInt = 400
+    feature_passes: PositiveInt = Field(1, description="passes over the task whose pixels are kept")
+
+
+class ImageAdversarialOptions(AdversarialOptions):
+    """A conditional Wasserstein GAN of images."""
+
+    latent: PositiveInt = 100
+    hidden: PositiveInt = 400
+    last_task: bool = True
+    feature_passes: PositiveInt = Field(1, description="passes over the task whose pixels are kept")
+
+
+REPLAYS: dict[str, type[Any]] = {"cvae": VariationalReplay, "wgan": AdversarialReplay}
+
+
+class DgrOptions(MethodOptions):
+    """Options of DGR and Tag."""
+
+    guidance: bool = Field(False, description="let the frozen solver guide the VAE's training: Tag")
+    generator: Annotated[ImageVariationalOptions | ImageAdversarialOptions, Field(discriminator="kind")] = Field(
+        ImageVariationalOptions(), description="cvae or wgan, by `kind`; a name alone takes its defaults"
+    )
+
+    @field_validator("generator", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        return {"kind": "cvae"} | value if isinstance(value, dict) else value
+
+
+CARD = Card(
+    summary="images of old classes are generated, labelled by the previous solver, and learnt again",
+    source="Shin et al., 2017",
+    stores="solver, generator of images; a row per class in both",
+    generator="conditional VAE on images (or a WGAN: generator=wgan)",
+)
+
+
+@method("dgr", CARD)
+class DGR(Method):
+    """The solver on new and replayed images; then the generator on the same."""
+
+    Options = DgrOptions
+
+    def __init__(self, options: DgrOptions, context: Context) -> None:
+        self.replay = REPLAYS[options.generator.kind](options.generator, context)
+        super().__init__(options, context)
+
+    def build(self, stream: Stream) -> None:
+        """Solver and generator."""
+        super().build(stream)
+        c = self.context
+        self.replay.build(c.channels * c.size**2, stream)
+
+    def begin_task(self, task: Task) -> None:
+        """The old generator is kept as the old solver is."""
+        self.replay.begin_task(task)
+        super().begin_task(task)
+
+    def grow(self, classes: int) -> None:
+        """In head and generator."""
+        super().grow(classes)
+        self.replay.grow(classes, self.stream("grow"))
+
+    def phases(self, task: Task) -> Plan:
+        """Solver, pixels, generator."""
+        new = 1 / (task.index + 1)
+        head = PixelHead(self.solver, self.context.preprocess, self.context.channels)
+        terms = [self.classification(task, weight=new)]
+        if task.index:
+            terms.append(image_replay_term(task, head, self.replayed(task, head), 1 - new))
+        yield self.solver_phase(task, terms)
+        o = self.options.generator
+        if o.last_task or task.seen < self.context.classes:
+            pixels = self.sweep_batches("pixels", task.train, augment=o.feature_passes > 1)
+            swept = yield Sweep("pixels", Pixels(self.context.preprocess), pixels, epochs=o.feature_passes)
+            weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance), "guide_old": 0.0, "match": 0.0}
+            phase = self.replay.phase(task, head, swept, weights, self.stream("generator"))
+            if task.index:
+                phase = replace(phase, batches=ReplayMixture(phase.batches, 1 - new, self.replayed(task, head)))
+            yield phase
+
+    def replayed(self, task: Task, head: PixelHead) -> Callable[[Batch], tuple[Tensor, Tensor]]:
+        """What the old generator makes, as many as a batch has rows, with the old solver's answers."""
+
+        @torch.no_grad()
+        def make(batch: Batch) -> tuple[Tensor, Tensor]:
+            _, pixels = self.replay.made(batch, task, batch.total)
+            answers = needed(needed(self.teacher).targets(head.images(pixels), Need.LOGITS).logits)
+            return answers[:, : task.old].argmax(1), pixels
+
+        return make
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The generator too."""
+        return super().parts() | {self.replay.role: self.replay.generator}
+
+
+METHODS.add("tag")(
+    variant(
+        DGR,
+        "tag",
+        replace(CARD, summary="DGR whose generator is guided by the frozen solver", source="the eTag paper, Fig. 1b"),
+        {"guidance": True},
+    )
+)
