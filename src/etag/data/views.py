@@ -48,17 +48,18 @@ class Views:
         kinds = torch.arange(self.count, device=labels.device).repeat_interleave(len(labels))
         return Shown(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + kinds)
 
-    def some(self, images: Tensor, labels: Tensor, chosen: Tensor) -> Shown:
-        """Of every image the views that are chosen for it: a row each, of numbers on the CPU."""
+    def some(self, images: Tensor, labels: Tensor, chosen: Tensor, of: Tensor | None = None) -> Shown:
+        """The views that are chosen of each image, or of some images only: a row each, of numbers on the CPU."""
         device, count = images.device, len(images)
+        of = torch.arange(count) if of is None else of
         rows, place = [images], torch.zeros(self.count, count, dtype=torch.long)
         place[0] = torch.arange(count)  # the images are there in any case
         for kind in range(1, self.count):
-            of = (chosen == kind).any(1).nonzero().flatten()
-            place[kind, of] = torch.arange(count, count + len(of))
-            rows.append(self.transforms[kind](images[of.to(device, non_blocking=True)]))
-            count += len(of)
-        owners = torch.arange(len(images))[:, None].expand_as(chosen)
+            whose = of[(chosen == kind).any(1)]
+            place[kind, whose] = torch.arange(count, count + len(whose))
+            rows.append(self.transforms[kind](images[whose.to(device, non_blocking=True)]))
+            count += len(whose)
+        owners = of[:, None].expand_as(chosen)
         picked, owners, kinds = (
             index.flatten().to(device, non_blocking=True) for index in (place[chosen, owners], owners, chosen)
         )

@@ -261,8 +261,8 @@ class Method(ABC):
         training = self.context.train.for_task(task.index)
         task, held_out = task.holding_out(training.validation)
         added = [] if self.embedding is None else self.embedding.terms(task, self.solver)
-        some = None if self.embedding is None else self.embedding.options.views_per_image
-        objective = SolverObjective(self.solver, self.teacher, [*terms, *added], self.views, some)
+        share = {} if self.embedding is None else self.embedding.share
+        objective = SolverObjective(self.solver, self.teacher, [*terms, *added], self.views, **share)
         frozen = Need.NOTHING if self.embedding is None or self.embedding.learn(task) else Need.AUXILIARY
         if old_classes is None:
             old_classes = self.options.head != "multi"
@@ -297,12 +297,10 @@ class Method(ABC):
         batches = ImageBatches(
             images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last, side=self._side(training)
         )
-        # some of the views are statistics of their own, and of two images that may be one row
-        least = 2 if objective.views_per_image is None else 3
-        if batch_norm == "train" and batches.smallest < least:
+        if batch_norm == "train" and batches.smallest < objective.fewest:
             raise EtagError(
-                f"a batch of {batches.smallest} can not train BatchNorm: give each task at least {least} images, and "
-                "choose a train.batch_size that does not leave fewer over."
+                f"a batch of {batches.smallest} can not train BatchNorm: give each task at least {objective.fewest} "
+                "images, and choose a train.batch_size that does not leave fewer over."
             )
         return Phase(
             name=name,

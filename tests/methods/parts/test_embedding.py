@@ -6,6 +6,7 @@ from torch import nn
 
 from etag.core.errors import EtagError
 from etag.core.random import Draws, Stream
+from etag.data.views import ROTATIONS
 from etag.methods.parts.embedding import EmbeddingDistillation, EmbeddingOptions
 from etag.models.backbone import Backbone
 from etag.models.heads import LinearHead
@@ -312,3 +313,29 @@ def test_more_views_an_image_than_there_are_are_refused(lab, views, count):
         EtagError, match=rf"views_per_image={count + 1} is more than there are: {views} has {count}\."
     ):
         lab("etag", {"embedding": {"views": views, "views_per_image": count + 1}})
+
+
+@pytest.mark.parametrize(("share", "number", "looked_at"), [(0.5, 1, 6), (0.25, None, 12), (0.01, 2, 2)])
+def test_a_step_may_look_at_the_views_of_some_images_only(solver_phase, share, number, looked_at):
+    phase, shown = solver_phase(1, {"views_per_image": number, "image_share": share}), []
+    phase.module.solver.register_forward_pre_hook(lambda _, inputs: shown.append(inputs[0]))
+    owners = set()
+    for batch in (batch for epoch in range(4) for batch in phase.batches.epoch(epoch)):
+        terms = phase.module(batch)
+        assert all(value.isfinite() for value in terms.values())
+        last = shown[-1]
+        assert torch.equal(last.rows[:12], batch.inputs), "the images are all there"
+        assert len(last.picked) == len(last.labels) == looked_at
+        views = ROTATIONS.of(batch.inputs, batch.labels)
+        for row, label in zip(last.rows[last.picked], last.labels, strict=True):
+            match = [k for k, view in enumerate(views.rows) if torch.equal(view, row)]
+            assert label in views.labels[match]
+            owners.add(match[0] % 12)
+    assert len(owners) > looked_at / (number or 4), "other images at other steps"
+
+
+def test_a_share_of_the_images_needs_larger_batches_for_batch_norm(lab):
+    laboratory = lab("etag", {"embedding": {"image_share": 0.25}}, batch_size=12)
+    laboratory.begin(0)
+    with pytest.raises(EtagError, match="a batch of 12 can not train BatchNorm: give each task at least 16 images"):
+        laboratory.works(0)

@@ -4,7 +4,7 @@ Any method with a staged solver can have it: the prefix `e`, or the option `embe
 own solver phase, in the same pass.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
@@ -37,6 +37,9 @@ class EmbeddingOptions(Options):
         None,
         description="views of each image that a step looks at, drawn at random, all equally often; None is all of "
         "them. What a step minimises is right on average (but for norms of a whole batch, which depend on its size)",
+    )
+    image_share: float = Field(
+        1.0, gt=0, le=1, description="share of the images whose views a step looks at, drawn at random"
     )
     branches: Literal["full", "short"] = Field(
         "full",
@@ -93,6 +96,11 @@ class EmbeddingDistillation:
             raise EtagError(f"embedding.num_aux={count} does not fit: {stages - 1} or {stages} are possible here.")
         solver.add_auxiliaries(count, stream, short=self.options.branches == "short")
         solver.views_in_statistics = self.options.batch_norm == "views"
+
+    @property
+    def share(self) -> dict[str, Any]:
+        """What a step looks at of all that there is."""
+        return {"views_per_image": self.options.views_per_image, "image_share": self.options.image_share}
 
     @property
     def growth(self) -> Growth:

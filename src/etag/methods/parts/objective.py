@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from math import ceil
 from operator import or_
 
 from torch import nn
@@ -25,10 +26,11 @@ class SolverObjective(nn.Module):
         terms: Sequence[Term],
         views: Views,
         views_per_image: int | None = None,
+        image_share: float = 1.0,
     ) -> None:
         super().__init__()
         self._terms = [term for term in terms if term.weight]
-        self._views, self.views_per_image = views, views_per_image
+        self._views, self._views_per_image, self._image_share = views, views_per_image, image_share
         self.need = reduce(or_, (term.student for term in self._terms), Need.NOTHING)
         self._teacher_need = reduce(or_, (term.teacher for term in self._terms), Need.NOTHING)
         self.solver, self.teacher = solver, teacher if self._teacher_need else None
@@ -54,7 +56,14 @@ class SolverObjective(nn.Module):
         """The images; where a term looks at views, those too, or a random share of them."""
         if not self._with_views:
             return Shown(batch.inputs, len(batch.inputs))
-        if self.views_per_image is None:
+        if self._views_per_image is None and self._image_share == 1:
             return self._views.of(batch.inputs, batch.labels)
-        chosen = self._views.choose(batch.draws.order("views", batch.total), self.views_per_image)
-        return self._views.some(batch.inputs, batch.labels, chosen)
+        places, number = batch.draws.order("views", batch.total), self._views_per_image or self._views.count
+        # equally many in every process: then the mean over processes is the mean over all
+        of = places.argsort()[: max(1, round(self._image_share * len(places)))].sort().values
+        return self._views.some(batch.inputs, batch.labels, self._views.choose(places[of], number), of)
+
+    @property
+    def fewest(self) -> int:
+        """Images that a batch must have for BatchNorm: all that passes together must be two rows or more."""
+        return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)
