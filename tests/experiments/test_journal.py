@@ -27,7 +27,7 @@ OFTEN = {
     "data.train_per_class": 14,
 }
 GENERATOR = {"method.generator.train.epochs": 3, "method.generator.feature_passes": 2}
-HAS_GENERATOR = ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3")
+HAS_GENERATOR = ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3", "dgr", "edgr", "tag")
 
 
 class Cut(Exception):

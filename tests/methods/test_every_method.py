@@ -32,6 +32,11 @@ TRAINING = {
     "train.lr": 3e-3,
 }
 OWN = {
+    "dgr": {
+        "train.epochs": 8,
+        "method.generator.train": {"epochs": 12, "batch_size": 16, "lr": 1e-3},
+        "method.generator.hidden": 64,
+    },
     "fine": {"train.epochs": 8},  # it forgets all but two digits of ten: those it must know well
     "ewc": {"method.weight": 100.0},
     "mas": {"method.weight": 1.0},

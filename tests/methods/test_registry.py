@@ -54,10 +54,13 @@ def test_a_preset_goes_below_what_is_given_and_above_the_defaults():
     assert made(name="warm", embedding=None).embedding is None
 
 
+WITH_GENERATOR = ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3", "dgr", "edgr", "tag")
+
+
 @pytest.mark.parametrize("name", list(METHODS))
 def test_cards_tell_what_is_kept(name):
     card = METHODS[name].card
     assert all((card.summary, card.source, card.stores, card.head))
     assert card.exemplars == (name.removeprefix("e") in ("il2m", "lucir", "podnet"))
-    assert (card.generator is not None) == (name in ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3"))
+    assert (card.generator is not None) == (name in WITH_GENERATOR)
     assert card.all_data == name.endswith("joint")
