@@ -28,7 +28,7 @@ def run(
     split: Annotated[str | None, typer.Option(help="How it is cut: b50-5x10 is 50 classes, then 5 x 10.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random, the class order included.")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Options that go with any recipe; `fast` takes a third of the time or less.")
+        str | None, typer.Option(help="Options that go with any recipe; `fast` takes about a third of the time.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory; runs/METHOD-DATA-SPLIT-seedN if not given.")

@@ -8,19 +8,19 @@ difference.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveInt, field_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from etag.core.outputs import Need, needed
-from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, Plan, Sweep
-from etag.methods.base import Card, Context, Method, MethodOptions
+from etag.methods.base import Card, MethodOptions
 from etag.methods.parts.adversarial import AdversarialOptions, AdversarialReplay
 from etag.methods.parts.images import PixelHead, Pixels, ReplayMixture, image_replay_term
+from etag.methods.parts.replay import ReplayingMethod, generator_by_name
 from etag.methods.parts.variational import VariationalOptions, VariationalReplay
 from etag.methods.registry import METHODS, method, variant
 
@@ -54,12 +54,7 @@ class DgrOptions(MethodOptions):
         ImageVariationalOptions(), description="cvae or wgan, by `kind`; a name alone takes its defaults"
     )
 
-    @field_validator("generator", mode="before")
-    @classmethod
-    def _by_name(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"kind": value}
-        return {"kind": "cvae"} | value if isinstance(value, dict) else value
+    _by_name = field_validator("generator", mode="before")(generator_by_name)
 
 
 CARD = Card(
@@ -71,30 +66,16 @@ CARD = Card(
 
 
 @method("dgr", CARD)
-class DGR(Method):
+class DGR(ReplayingMethod):
     """The solver on new and replayed images; then the generator on the same."""
 
     Options = DgrOptions
 
-    def __init__(self, options: DgrOptions, context: Context) -> None:
-        self.replay = REPLAYS[options.generator.kind](options.generator, context)
-        super().__init__(options, context)
+    replays: ClassVar[dict[str, type[Any]]] = REPLAYS
 
-    def build(self, stream: Stream) -> None:
-        """Solver and generator."""
-        super().build(stream)
-        c = self.context
-        self.replay.build(c.channels * c.size**2, stream)
-
-    def begin_task(self, task: Task) -> None:
-        """The old generator is kept as the old solver is."""
-        self.replay.begin_task(task)
-        super().begin_task(task)
-
-    def grow(self, classes: int) -> None:
-        """In head and generator."""
-        super().grow(classes)
-        self.replay.grow(classes, self.stream("grow"))
+    def made_size(self) -> int:
+        """Of an image."""
+        return self.context.channels * self.context.size**2
 
     def phases(self, task: Task) -> Plan:
         """Solver, pixels, generator."""
@@ -124,10 +105,6 @@ class DGR(Method):
             return answers[:, : task.old].argmax(1), pixels
 
         return make
-
-    def parts(self) -> dict[str, nn.Module]:
-        """The generator too."""
-        return super().parts() | {self.replay.role: self.replay.generator}
 
 
 METHODS.add("tag")(

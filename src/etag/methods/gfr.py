@@ -1,21 +1,19 @@
 """GFR: generative feature replay (Liu et al., 2020), with the paper's conditional VAE as its generator."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
-from torch import nn
 
-from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Plan, Term
 from etag.losses.classification import new_cross_entropy_weights
 from etag.losses.generation import generator_weights
-from etag.methods.base import Card, Context, Method, MethodOptions
+from etag.methods.base import Card, MethodOptions
 from etag.methods.parts.adversarial import AdversarialOptions, AdversarialReplay
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.prototypes import PrototypeOptions, PrototypeReplay
 from etag.methods.parts.ratio import Ratio, class_ratio
-from etag.methods.parts.replay import replay_term
+from etag.methods.parts.replay import ReplayingMethod, generator_by_name, replay_term
 from etag.methods.parts.variational import VariationalOptions, VariationalReplay
 from etag.methods.registry import method
 
@@ -54,12 +52,7 @@ class GfrOptions(MethodOptions):
         VariationalOptions(), description="cvae, wgan or prototypes, by `kind`; a name alone takes its defaults"
     )
 
-    @field_validator("generator", mode="before")
-    @classmethod
-    def _by_name(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"kind": value}
-        return {"kind": "cvae"} | value if isinstance(value, dict) else value
+    _by_name = field_validator("generator", mode="before")(generator_by_name)
 
     @model_validator(mode="after")
     def _guides_a_vae(self) -> Self:
@@ -77,30 +70,16 @@ class GfrOptions(MethodOptions):
         generator="conditional VAE on features (or its own WGAN: generator=wgan)",
     ),
 )
-class GFR(Method):
+class GFR(ReplayingMethod):
     """The solver first, with the old generator's features; then the generator, on the frozen solver's features."""
 
     Options = GfrOptions
 
-    def __init__(self, options: GfrOptions, context: Context) -> None:
-        self.replay = REPLAYS[options.generator.kind](options.generator, context)
-        super().__init__(options, context)
+    replays: ClassVar[dict[str, type[Any]]] = REPLAYS
 
-    def build(self, stream: Stream) -> None:
-        """Solver and generator."""
-        super().build(stream)
-        self.replay.build(self.solver.backbone.feature_size, stream)
-
-    def begin_task(self, task: Task) -> None:
-        """The old generator is kept as the old solver is."""
-        self.replay.begin_task(task)
-        super().begin_task(task)
-
-    def grow(self, classes: int) -> None:
-        """In head and generator."""
-        super().grow(classes)
-        if room := self.room_for(classes, self.options.head):
-            self.replay.grow(room, self.stream("grow"))
+    def made_size(self) -> int:
+        """Of a feature."""
+        return self.solver.backbone.feature_size
 
     def phases(self, task: Task) -> Plan:
         """Solver, features, generator."""
@@ -138,7 +117,3 @@ class GFR(Method):
             return {"match": lambda_vae}
         normalise = o.generator.ce_current_weight == "normalised"
         return generator_weights(lambda_vae, ratio, o.guidance, normalise, o.generator.ce_old)
-
-    def parts(self) -> dict[str, nn.Module]:
-        """The generator too."""
-        return super().parts() | {self.replay.role: self.replay.generator}

@@ -4,7 +4,7 @@ What makes them is chosen by `generator`: the paper's conditional VAE, GFR's own
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -17,7 +17,7 @@ from etag.core.scenario import Task
 from etag.core.work import Batch, Phase, Player, Step, Term
 from etag.data.batches import FeatureBatches
 from etag.losses.classification import cross_entropy
-from etag.methods.base import Context
+from etag.methods.base import Context, Method
 from etag.methods.parts.classification import outputs_in
 from etag.models.heads import LinearHead
 from etag.models.initial import build
@@ -120,6 +120,47 @@ def _decoder(network: Any) -> Decoder:
     """That a generator is a Decoder too can not be said in a type variable's bound."""
     decoder: Decoder = network
     return decoder
+
+
+class ReplayingMethod(Method):
+    """A method that keeps a generator beside its solver; the `kind` of its option `generator` is among `replays`."""
+
+    replays: ClassVar[dict[str, type[Any]]]
+
+    def __init__(self, options: Any, context: Context) -> None:
+        self.replay = self.replays[options.generator.kind](options.generator, context)
+        super().__init__(options, context)
+
+    @abstractmethod
+    def made_size(self) -> int:
+        """Numbers in one thing that the generator makes."""
+
+    def build(self, stream: Stream) -> None:
+        """Solver and generator."""
+        super().build(stream)
+        self.replay.build(self.made_size(), stream)
+
+    def begin_task(self, task: Task) -> None:
+        """The old generator is kept as the old solver is."""
+        self.replay.begin_task(task)
+        super().begin_task(task)
+
+    def grow(self, classes: int) -> None:
+        """In head and generator."""
+        super().grow(classes)
+        if room := self.room_for(classes, "fixed" if self.options.head == "fixed" else "growing"):
+            self.replay.grow(room, self.stream("grow"))
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The generator too."""
+        return super().parts() | {self.replay.role: self.replay.generator}
+
+
+def generator_by_name(value: Any) -> Any:
+    """A generator's options where a name alone may stand for its defaults; a conditional VAE if none is named."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return {"kind": "cvae"} | value if isinstance(value, dict) else value
 
 
 class MakesFeatures(Protocol):
