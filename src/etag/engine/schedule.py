@@ -67,10 +67,14 @@ class Plateau:
     def load(self, state: dict[str, Tensor]) -> None:
         """The other way."""
         self.factor, self.best, self.waited = (float(state[name]) for name in ("factor", "best", "waited"))  # type: ignore[assignment]
-        kept = {name.removeprefix("kept."): value for name, value in state.items() if name.startswith("kept.")}
-        self.kept = {name: value.clone() for name, value in kept.items()}
+        self.kept = {name: value.clone() for name, value in below(state, "kept.").items()}
 
     def restore(self) -> None:
         """Back to the best weights."""
         if self.kept:
             self.module.load_state_dict(self.kept)
+
+
+def below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, named by the rest."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -12,7 +12,7 @@ from etag.core.errors import Diverged
 from etag.core.options import TrainOptions
 from etag.core.work import Batch, Journal, Listener, Phase, Player, Terms
 from etag.engine.runtime import Runtime, compiled
-from etag.engine.schedule import Plateau, rate_factor
+from etag.engine.schedule import Plateau, below, rate_factor
 
 LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the device
 
@@ -87,11 +87,11 @@ class Training:
         if not state:
             return 0
         for number, turn in enumerate(self.turns):
-            turn.load(_below(state, f"optimiser.{number}."))
+            turn.load(below(state, f"optimiser.{number}."))
         if self.plateau:
-            self.plateau.load(_below(state, "plateau."))
+            self.plateau.load(below(state, "plateau."))
         self.log.losses = state["log.losses"]
-        if scaler := _below(state, "scaler."):
+        if scaler := below(state, "scaler."):
             self.fabric.strategy.precision.load_state_dict({name: value.item() for name, value in scaler.items()})
         return int(state["step"])
 
@@ -129,10 +129,6 @@ class Training:
 
 def _total(terms: Terms) -> Tensor:
     return torch.stack(list(terms.values())).sum()
-
-
-def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 class _Turn:
