@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from lightning_fabric import Fabric
 
-from etag.core.options import TrainOptions
+from etag.core.options import TrainOptions, merge
 from etag.core.random import Placement, Stream
 from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
@@ -52,7 +52,13 @@ def digits(split, seed=0, train=8, test=4):
     return build_scenario(data, split, seed)
 
 
-SMALL_GENERATOR = {"latent": 5, "hidden": 16, "feature_passes": 2, "train": {"epochs": 1, "batch_size": 12}}
+SMALL_STEPS = {"steps": 3, "batch_size": 8}
+SMALL_OPTIONS = {
+    "gfr": {"generator": {"latent": 5, "hidden": 16, "feature_passes": 2, "train": {"epochs": 1, "batch_size": 12}}},
+    "gc": {"feature_passes": 2, "generator": {"latent": 3, "hidden": 8, "train": SMALL_STEPS}},
+    "bir": {"feature_passes": 2, "generator": {"latent": 3, "hidden": 10, "train": SMALL_STEPS}},
+    "abd": {"generator": {"latent": 6, "train": SMALL_STEPS}},
+}
 
 
 class Lab:
@@ -72,8 +78,9 @@ class Lab:
             preprocess=self.preprocess,
         )
         cls, options = METHODS[name], {"name": name, **options}
-        if name in ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3"):
-            options["generator"] = SMALL_GENERATOR | options.get("generator", {})
+        for kind, small in SMALL_OPTIONS.items():
+            if issubclass(cls, METHODS[kind]) and name != "b4":
+                options = merge(small, options)
         self.method = cls(cls.Options.model_validate(options), self.context)
         self.engine = Engine(runtime)
 

@@ -47,6 +47,19 @@ METHODS = {
     "elucir": EXEMPLARS | {"method.ranking_weight": 0},  # a mean over the old images of a process's own share
     "podnet": EXEMPLARS | {"method.balanced.optimiser": "sgd", "method.balanced.steps": 3},
     "il2m": EXEMPLARS,
+    "gc": {"method.feature_passes": 2, "method.generator.train": {"optimiser": "sgd", "steps": 6, "batch_size": 8}},
+    "bir": {
+        "method.feature_passes": 2,
+        "method.generator": {"hidden": 32, "train": {"optimiser": "sgd", "steps": 6, "batch_size": 8}},
+    },
+    "abd": {
+        "method.generator": {
+            "latent": 8,
+            "statistics": 0,  # each process knows its own share's only
+            "balance": 0,
+            "train": {"optimiser": "sgd", "steps": 3, "batch_size": 8},
+        }
+    },
     "pass": {"method.l2_reduction": "mean_norm"},
 }
 

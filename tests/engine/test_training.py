@@ -11,7 +11,7 @@ from torch import nn
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions, TrainOptions
 from etag.core.random import Draws, Stream
-from etag.core.work import Batch, Phase, Player, Sweep
+from etag.core.work import Batch, Moments, Phase, Player, Sweep
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 
@@ -253,3 +253,28 @@ def test_a_device_that_is_not_there_is_refused_in_words():
         pytest.skip("there is a CUDA device here")
     with pytest.raises(EtagError, match="finds no CUDA device"):
         launch(RuntimeOptions(accelerator="cuda"), Runtime)
+
+
+def test_an_optimiser_can_go_on_where_another_phase_ended(fit):
+    """Two phases that share their moments are one phase of both lengths."""
+    training = TrainOptions(steps=4, lr=1e-2, schedule="constant", optimiser="adam")
+    other, at_once, moments = copy.deepcopy(fit), copy.deepcopy(fit), Moments()
+    longer = training.model_copy(update={"steps": 7})
+
+    def phase(module, options, **player):
+        return Phase("fit", module, Points(7), (Player(list(module.body.parameters()), **player),), options)
+
+    engine().train(phase(at_once, longer))
+    points, shorter = Points(7), training.model_copy(update={"steps": 3})
+    engine().train(phase(fit, training, moments=moments))
+    kept = Moments()
+    kept.load_state_dict(moments.state_dict())  # as from a file
+    rest = phase(fit, shorter, moments=kept)
+    rest.batches.inputs, rest.batches.labels = points.inputs[4:], points.labels[4:]
+    engine().train(rest)
+    assert all(torch.equal(value, at_once.state_dict()[name]) for name, value in fit.state_dict().items())
+    engine().train(phase(other, training))
+    again = phase(other, shorter)
+    again.batches.inputs, again.batches.labels = points.inputs[4:], points.labels[4:]
+    engine().train(again)
+    assert not torch.equal(other.body[0].weight, at_once.body[0].weight), "without them it begins anew"

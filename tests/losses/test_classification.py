@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.classification import cross_entropy, new_cross_entropy_weights
+from etag.losses.classification import cross_entropy, new_cross_entropy_weights, weighted_cross_entropy
 
 LOGITS = 3 * torch.randn(6, 7, dtype=torch.float64, generator=Stream.root(0).generator())
 
@@ -72,3 +72,14 @@ def test_certainty_costs_nothing_and_stays_finite():
 def test_equation_5_weighs_replay_by_lambda(ratio, normalise, ce, replay):
     assert new_cross_entropy_weights(ratio, normalise) == pytest.approx({"ce": ce, "replay": replay})
     assert new_cross_entropy_weights(ratio) == {"ce": 1, "replay": ratio}  # the paper
+
+
+def test_rows_may_have_weights(naive):
+    logits, labels = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([2, 4, 3, 2])
+    weights = torch.tensor([0.5, 0.0, 2.0, 1.0])
+    each = [naive.cross_entropy(logits[k : k + 1], labels[k : k + 1], range(2, 5)) for k in range(4)]
+    expected = sum(w * value for w, value in zip(weights.tolist(), each, strict=True)) / 4
+    assert weighted_cross_entropy(logits, labels, weights, 2, 5).item() == pytest.approx(expected, rel=1e-6)
+    ones = weighted_cross_entropy(logits, labels, torch.ones(4), 2, 5)
+    torch.testing.assert_close(ones, cross_entropy(logits, labels, 2, 5))
+    assert weighted_cross_entropy(logits, labels, torch.zeros(4), 0, 5).item() == 0

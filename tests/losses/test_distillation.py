@@ -10,6 +10,8 @@ from etag.losses.distillation import (
     cosine_distance,
     gradient_activation_map,
     logit_distillation,
+    padded_distillation,
+    padded_softmax,
     pod_spatial,
 )
 
@@ -21,6 +23,36 @@ def numbers(*shape, key="a", scale=2.0):
 def unit(row):
     length = math.sqrt(sum(value * value for value in row))
     return [value / length for value in row]
+
+
+# -- BI-R: outputs that new classes compete with ----------------------------------------------------
+
+
+def test_what_the_teacher_did_not_know_has_no_probability(naive):
+    padded = padded_softmax(numbers(5, 3), 5)
+    torch.testing.assert_close(padded.sum(1), torch.ones(5, dtype=torch.float64))
+    assert (padded[:, 3:] == 0).all()
+    for row, logits in zip(padded, naive.rows(numbers(5, 3)), strict=True):
+        assert row[:3].tolist() == pytest.approx([math.exp(value) for value in naive.log_softmax(logits)])
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+def test_padded_outputs_are_distilled_by_their_cross_entropy_times_the_squared_temperature(naive, tau):
+    student, teacher = numbers(5, 6), numbers(5, 4, key="b")
+    rows = zip(softened(naive, student, tau), softened(naive, teacher, tau), strict=True)
+    expected = -sum(math.exp(p) * q for log_q, log_p in rows for q, p in zip(log_q, log_p, strict=False)) / 5
+    assert padded_distillation(student, teacher, tau).item() == pytest.approx(tau**2 * expected, rel=1e-12)
+
+
+def test_new_outputs_are_pushed_down_and_where_all_agree_nothing_moves(naive):
+    teacher = numbers(5, 4)
+    student = torch.cat([teacher, torch.full((5, 2), -1e4, dtype=torch.float64)], dim=1).requires_grad_()
+    padded_distillation(student, teacher, 2.0).backward()
+    assert student.grad.abs().max() < 1e-12
+    student = numbers(5, 6).requires_grad_()
+    padded_distillation(student, teacher, 2.0).backward()
+    assert (student.grad[:, 4:] > 0).all()
+    assert torch.autograd.gradcheck(lambda x: padded_distillation(x, teacher, 2.0), numbers(5, 6).requires_grad_())
 
 
 # -- LwF: outputs ----------------------------------------------------------------------------------

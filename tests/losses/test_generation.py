@@ -2,7 +2,13 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.generation import generator_weights, prior_divergence, reparametrise, squared_error
+from etag.losses.generation import (
+    generator_weights,
+    prior_divergence,
+    reparametrise,
+    sampled_divergence,
+    squared_error,
+)
 
 
 def numbers(*shape, key="a"):
@@ -109,3 +115,22 @@ def test_equation_10_weighs_old_knowledge_by_lambda(options, guide, guide_old):
     assert weights == pytest.approx({"kl": 1, "recon": 1, "guide": guide, "guide_old": guide_old, "match": 0.7})
     unguided = generator_weights(0.7, 5.0, guidance=False, **options)
     assert unguided == pytest.approx({"kl": 1, "recon": 1, "guide": 0, "guide_old": 0, "match": 0.7})
+
+
+def test_the_sampled_divergence_is_log_q_less_log_p_and_right_on_average():
+    generator = torch.Generator().manual_seed(0)
+    mean, log_variance = torch.randn(1, 3, generator=generator), torch.randn(1, 3, generator=generator)
+    noise = torch.randn(200_000, 3, generator=generator)
+    codes = reparametrise(mean, log_variance, noise)
+    normal = torch.distributions.Normal(0.0, 1.0)
+    found = sampled_divergence(noise, log_variance, normal.log_prob(codes).sum(1))
+    posterior = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
+    expected = (posterior.log_prob(codes).sum(1) - normal.log_prob(codes).sum(1)).mean()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, prior_divergence(mean, log_variance), rtol=2e-2, atol=0)
+
+
+def test_the_sampled_divergence_of_a_posterior_that_is_the_prior_is_zero():
+    noise, log_variance = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 3)
+    prior = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(1)
+    assert sampled_divergence(noise, log_variance, prior).item() == pytest.approx(0, abs=1e-6)

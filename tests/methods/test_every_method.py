@@ -37,6 +37,12 @@ OWN = {
         "method.generator.train": {"epochs": 12, "batch_size": 16, "lr": 1e-3},
         "method.generator.hidden": 64,
     },
+    "gc": {"method.feature_passes": 2, "method.generator.train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
+    "bir": {
+        "method.feature_passes": 2,
+        "method.generator": {"hidden": 64, "latent": 16, "train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
+    },
+    "abd": {"train.epochs": 8, "method.generator": {"latent": 32, "train": {"steps": 60, "batch_size": 16}}},
     "fine": {"train.epochs": 8},  # it forgets all but two digits of ten: those it must know well
     "ewc": {"method.weight": 100.0},
     "mas": {"method.weight": 1.0},
@@ -222,6 +228,11 @@ BAD = [
     ("gfr", {"method.generator": "wgn"}, "'cvae', 'wgan', 'prototypes'"),
     ("gfr", {"method.generator.critic": 3}, "unknown option 'method.generator.critic'"),
     ("lucir", {"method.head": "growing"}, "method.head"),
+    ("gc", {"method.features": "weights"}, "name it with model.weights, or choose method.features=base"),
+    ("bir", {"method.features": "wieghts"}, "'base' or 'weights'"),
+    ("egc", {"method.features": "weights", "model.weights": "x"}, "embedding distillation has no place there"),
+    ("gc", {"method.samples": 0}, "method.samples"),
+    ("abd", {"method.generator.train.steps": None}, "method.generator.train.steps"),
 ]
 
 

@@ -33,6 +33,9 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
+Schedule = Literal["constant", "step", "milestones", "cosine", "onecycle", "plateau"]
+
+
 class TrainOptions(Options):
     """How one network is trained: optimiser, schedule, length. The defaults are the paper's, for its solver."""
 
@@ -55,7 +58,7 @@ class TrainOptions(Options):
     weight_decay: NonNegativeFloat = Field(2e-4, description="L2 penalty, coupled as in Adam's original form")
     momentum: NonNegativeFloat = Field(0.9, description="of SGD")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of Adam")
-    schedule: Literal["constant", "step", "milestones", "cosine", "onecycle", "plateau"] = "step"
+    schedule: Schedule = "step"
     decay_every: PositiveInt = Field(30, description="`step`: epochs between two decays")
     milestones: tuple[PositiveInt, ...] = Field(
         (), description="`milestones`: the epochs after which the rate decays"

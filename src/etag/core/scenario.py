@@ -30,7 +30,10 @@ class ImageSet(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a scenario. Labels count the classes in the order they arrive: old ones 0 .. old - 1."""
+    """One step of a scenario. Labels count the classes in the order they arrive: old ones 0 .. old - 1.
+
+    A task without new classes (but for the first) shows the old ones anew: another domain.
+    """
 
     index: int
     old: int
@@ -43,6 +46,11 @@ class Task:
     def seen(self) -> int:
         """Classes known once this task is learnt."""
         return self.old + self.new
+
+    @property
+    def present(self) -> int:
+        """Classes that its images show."""
+        return self.new or self.seen
 
     def holding_out(self, share: float) -> "tuple[Task, ImageSet | None]":
         """This task without the last `share` of every class, and that share (None if it is empty)."""
@@ -81,6 +89,11 @@ class Scenario:
     def classes_per_task(self) -> list[int]:
         """How many classes each task brings."""
         return [task.new for task in self.tasks]
+
+    @property
+    def classes_in_task(self) -> list[int]:
+        """How many classes the images of each task show: the weight of its accuracy."""
+        return [task.present for task in self.tasks]
 
     def images_given(self, all_data: bool) -> list[int]:
         """How many training images a method is given with each task."""

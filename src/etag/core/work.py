@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from etag.core.options import TrainOptions
@@ -61,6 +62,40 @@ class Term:
     second_order: bool = False  # it differentiates a gradient
 
 
+class Moments(nn.Module):
+    """What an optimiser remembers of each parameter, kept from one phase to the next like anything else that is kept.
+
+    Parameters are known by the names they have in the phase's module. One that has grown since keeps what is
+    remembered of its old rows.
+    """
+
+    def of(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """What is remembered of a parameter; nothing of a new one."""
+        prefix, found = _buffer_name(name, ""), {}
+        for key, value in self.named_buffers():
+            if key.startswith(prefix):
+                added = len(parameter) - len(value) if value.ndim else 0
+                grown = torch.cat([value, value.new_zeros(added, *value.shape[1:])]) if added else value
+                found[key.removeprefix(prefix)] = grown
+        return found
+
+    def note(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Remember this of a parameter."""
+        for key, value in state.items():
+            self.register_buffer(_buffer_name(name, key), value.detach().clone())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for key, value in state_dict.items():
+            if key.startswith(prefix):
+                self.register_buffer(key.removeprefix(prefix), value.clone())
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _buffer_name(parameter: str, key: str) -> str:
+    """Dots are for modules only."""
+    return f"{parameter}:{key}".replace(".", "/")
+
+
 @dataclass(frozen=True)
 class Player:
     """Parameters that are stepped together. A GAN phase has two; most phases have one."""
@@ -69,6 +104,7 @@ class Player:
     name: str = ""  # passed to the module as `player` when the phase has several
     every: int = 1  # steps from one turn to the next
     training: TrainOptions | None = None  # where it differs from the phase's
+    moments: Moments | None = None  # what its optimiser begins with and leaves behind; None begins anew
 
 
 @dataclass(frozen=True)

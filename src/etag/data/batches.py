@@ -112,3 +112,43 @@ class FeatureBatches:
         for rows, draws, total in islice(self._order.epoch(index), start, None):
             rows = rows.to(features.device)
             yield Batch(features[rows], self._labels[rows], draws, total)
+
+
+class ClassBatches:
+    """Cached features, one of every class a row: (rows, classes, feature). Smaller classes are gone round again."""
+
+    def __init__(self, features: Tensor, labels: Tensor, size: int, stream: Stream, placement: Placement) -> None:
+        self._features = features
+        counts: list[int] = labels.bincount().tolist()
+        self._rows = torch.split(labels.argsort(stable=True).cpu(), counts)  # of each class
+        self._order = _Order(max(map(len, self._rows)), size, stream, placement, shuffle=True, drop_last=False)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from the one numbered `start` on; labels are of no use here, and zero."""
+        stream = self._order.stream.child("classes", index)
+        orders = [rows[torch.randperm(len(rows), generator=stream.generator(c))] for c, rows in enumerate(self._rows)]
+        for places, draws, total in islice(self._order.epoch(index), start, None):
+            rows = torch.stack([order[places % len(order)] for order in orders], dim=1)
+            inputs = self._features[rows.to(self._features.device)]
+            yield Batch(inputs, torch.zeros(len(inputs), dtype=torch.long, device=inputs.device), draws, total)
+
+
+class CodeBatches:
+    """No data at all: normal codes, drawn anew for each of so many steps."""
+
+    def __init__(self, steps: int, size: int, latent: int, stream: Stream, placement: Placement) -> None:
+        self._steps, self._shape, self._stream, self._placement = steps, (size, latent), stream, placement
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from the one numbered `start` on; labels are zero."""
+        size, latent = self._shape
+        for step in range(start, self._steps):
+            draws = Draws(self._stream.child("epoch", index, "step", step), self._placement)
+            codes = draws.normal("codes", size, latent)
+            yield Batch(codes, torch.zeros(len(codes), dtype=torch.long, device=codes.device), draws, size)

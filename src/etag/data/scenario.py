@@ -96,6 +96,7 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
     dataset = SOURCES[options.name].open(options)
     order = class_order(dataset, options, seed)
     sizes = parse_split(split, len(order))
+    _check_domains(dataset, order, sizes)
     order, size = order[: sum(sizes)], options.size or dataset.size
     side = round(size * dataset.margin)
     names = tuple(dataset.classes[number] for number in order)
@@ -106,11 +107,26 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
     tasks, old = [], 0
     for index, new in enumerate(sizes):
         parts = [images.select(_rows(images.labels, old, old + new)) for images in (train, test)]
-        tasks.append(Task(index, old, new, parts[0], parts[1], base=sizes[0]))
+        if dataset.shared is None:
+            tasks.append(Task(index, old, new, parts[0], parts[1], base=sizes[0]))
+        else:
+            again = [images.relabelled(images.labels - old) for images in parts]
+            tasks.append(Task(index, new * (index > 0), new * (index == 0), again[0], again[1], base=sizes[0]))
         old += new
+    names = dataset.shared or names
     flip = dataset.flip if options.flip is None else options.flip
     scenario = Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size)
     return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop, dataset.crop)
+
+
+def _check_domains(dataset: Dataset, order: list[int], sizes: list[int]) -> None:
+    """Where all tasks show the same classes, each has all of them, in the same order."""
+    if dataset.shared is not None and (set(sizes) != {len(dataset.shared)} or order != sorted(order)):
+        count = len(dataset.shared)
+        raise EtagError(
+            f"data.domains shows the same {count} classes in every task: choose a split such as b0-5x{count}, and "
+            "leave data.order and data.subset out."
+        )
 
 
 def _prepared(images: Images, classes: int, order: list[int], per_class: int | None, side: int) -> Images:

@@ -45,6 +45,11 @@ class DataOptions(Options):
         "permutation[c], as in the authors' release",
     )
     permutations: PositiveInt = Field(5, description="of permuted-mnist: how often the ten digits are learnt")
+    domains: bool = Field(
+        False,
+        description="of permuted-mnist: the digits are the same ten classes in every order of pixels, a domain a "
+        "task; else they are ten new classes each time",
+    )
     flip: bool | None = Field(None, description="mirror at random in training; None leaves it to the source")
     workers: NonNegativeInt = Field(1, description="processes that decode image files ahead of training")
     memory: NonNegativeInt = Field(
@@ -65,6 +70,7 @@ class Dataset:
     flip: bool = True  # whether a mirrored image still shows the same class
     crop: bool = True  # whether an image that is moved a little does
     ordered: bool = False  # whether classes arrive as they are numbered, unless asked otherwise
+    shared: tuple[str, ...] | None = None  # the classes that every task shows, each group of so many being these
     margin: float = 1.0  # pixels a side that images are kept at, for one of the network's input
     used: int | None = None  # how many classes, unless asked otherwise; None is all
 

@@ -41,6 +41,7 @@ class Training:
         self.phase.module.eval()
         for turn in self.turns:
             turn.optimiser.zero_grad()
+            turn.leave()
 
     def _epochs(self, start: int, journal: Journal | None) -> None:
         per_epoch = len(self.phase.batches)
@@ -74,9 +75,8 @@ class Training:
         """All that is needed to go on after so many steps, but for what the method keeps."""
         state = {"step": torch.tensor(step), "log.losses": self.log.losses}
         for number, turn in enumerate(self.turns):
-            for index, values in turn.optimiser.state_dict()["state"].items():
-                found = {key: value for key, value in values.items() if value is not None}
-                state |= {f"optimiser.{number}.{index}.{key}": torch.as_tensor(value) for key, value in found.items()}
+            for index, values in turn.state().items():
+                state |= {f"optimiser.{number}.{index}.{key}": value for key, value in values.items()}
         if self.plateau:
             state |= {f"plateau.{name}": value for name, value in self.plateau.state().items()}
         scaler = self.fabric.strategy.precision.state_dict()
@@ -87,7 +87,7 @@ class Training:
         if not state:
             return 0
         for number, turn in enumerate(self.turns):
-            turn.load(below(state, f"optimiser.{number}."))
+            turn.load(_by_index(below(state, f"optimiser.{number}.")))
         if self.plateau:
             self.plateau.load(below(state, "plateau."))
         self.log.losses = state["log.losses"]
@@ -144,23 +144,48 @@ class _Turn:
         optimiser = _optimiser(player.parameters, self.training, fused=not fabric.strategy.precision.state_dict())
         self.module, self.optimiser = fabric.setup(phase.module, optimiser)
         self.rate = self.training.lr
+        names = {id(parameter): name for name, parameter in phase.module.named_parameters()}
+        self._names = [names[id(parameter)] for parameter in player.parameters]
+        if player.moments is not None:
+            self.load(dict(enumerate(map(player.moments.of, self._names, player.parameters))))
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Back to an optimiser's state, each tensor laid out as its parameter is."""
-        kept: dict[int, dict[str, Tensor]] = {}
-        for name, value in state.items():
-            index, _, key = name.partition(".")
-            parameter = self.player.parameters[int(index)]
-            if value.shape == parameter.shape:
-                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-            kept.setdefault(int(index), {})[key] = value
-        self.optimiser.load_state_dict({"state": kept, "param_groups": self.optimiser.state_dict()["param_groups"]})
+    def state(self) -> dict[int, dict[str, Tensor]]:
+        """What the optimiser remembers, by the number of the parameter."""
+        return {
+            index: {key: torch.as_tensor(value) for key, value in values.items() if value is not None}
+            for index, values in self.optimiser.state_dict()["state"].items()
+        }
+
+    def load(self, state: dict[int, dict[str, Tensor]]) -> None:
+        """Back to such a state, each tensor laid out as its parameter is."""
+        for index, values in state.items():
+            parameter = self.player.parameters[index]
+            for key, value in values.items():
+                if value.shape == parameter.shape:
+                    values[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        known = {index: values for index, values in state.items() if values}
+        self.optimiser.load_state_dict({"state": known, "param_groups": self.optimiser.state_dict()["param_groups"]})
+
+    def leave(self) -> None:
+        """At the end: what shall be remembered for the next phase."""
+        if self.player.moments is not None:
+            for index, values in self.state().items():
+                self.player.moments.note(self._names[index], values)
 
     def set_rate(self, rate: float) -> None:
         if rate != self.rate:
             self.rate = rate
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
+
+
+def _by_index(state: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """The names `index.key`, taken apart."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, value in state.items():
+        index, _, key = name.partition(".")
+        found.setdefault(int(index), {})[key] = value
+    return found
 
 
 def _optimiser(parameters: list[nn.Parameter], training: TrainOptions, fused: bool) -> Optimizer:

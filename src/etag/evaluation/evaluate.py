@@ -69,10 +69,10 @@ class Judgement:
 
 
 def judge(answers: dict[str, Tensor], tasks: Sequence[Task]) -> Judgement:
-    """Accuracies and confusion from the labels and answers of the test images of `tasks`."""
+    """Accuracies and confusion from the labels and answers of the test images of `tasks`, task by task."""
     label, answer, within = (answers[name].cpu() for name in ("label", "answer", "within"))
     classes = tasks[-1].seen
-    of_task = [(label >= task.old) & (label < task.seen) for task in tasks]
+    of_task = torch.split(torch.arange(len(label)), [len(task.test) for task in tasks])
     # an answer beyond the classes seen (only a head declared in full can give one) is wrong, and in no column
     known = answer < classes
     counts = (label * classes + answer)[known].bincount(minlength=classes * classes)

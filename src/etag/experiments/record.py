@@ -41,7 +41,7 @@ class Record:
     def line(self, scenario: Scenario) -> str:
         """The last task in a few words."""
         number, classes = len(self.judgements), scenario.classes_per_task
-        accuracy = step_accuracies(self.matrix, classes, weighted=True)[-1]
+        accuracy = step_accuracies(self.matrix, scenario.classes_in_task, weighted=True)[-1]
         return (
             f"task {number}/{len(scenario)}: {sum(classes[:number])} classes, accuracy {accuracy:.1%} over all of "
             f"them, {self.train_seconds[-1]:.1f} s"
@@ -49,13 +49,14 @@ class Record:
 
     def metrics(self, scenario: Scenario) -> dict[str, Any]:
         """All that is judged. Matrices are square, with null where a task was not learnt yet."""
-        classes = scenario.classes_per_task
+        classes = scenario.classes_in_task
         return summary(self.matrix, classes) | {
             "accuracy_matrix": _square(self.matrix),
             "task_aware_matrix": _square([judgement.task_aware for judgement in self.judgements]),
             "step_accuracy_weighted": step_accuracies(self.matrix, classes, weighted=True),
             "step_accuracy_plain": step_accuracies(self.matrix, classes, weighted=False),
-            "classes_per_task": classes,
+            "classes_per_task": scenario.classes_per_task,
+            "classes_in_task": classes,
             "class_names": list(scenario.classes),
             "confusion": self.judgements[-1].confusion,
             "train_seconds": self.train_seconds,

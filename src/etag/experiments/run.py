@@ -32,6 +32,7 @@ from etag.experiments.store import RunDirectory, create_method, networks, parame
 from etag.methods.base import Method
 
 EMBEDDED = 1000  # test images in the picture of the feature space
+MADE_ROWS, MADE_COLUMNS = 10, 12  # of the picture of what a generator makes
 
 
 def run(
@@ -115,6 +116,8 @@ def _learn(
         _stoppable(stop, say),
     ):
         engine = Engine(runtime, listeners)
+        for name, remark in method.remarks().items():
+            say(f"{name}: {remark}.")
         for task in scenario.tasks[tasks:]:
             for listener in listeners:
                 listener.begin_task(task.index)
@@ -132,6 +135,8 @@ def _learn(
             answers = engine.sweep(answers_sweep(known, method.solver, method.predictor(), preprocess, placement))
             record.add(judge(answers, known), seconds, time.perf_counter() - trained)
             if runtime.leader:
+                if (made := method.made_images(MADE_ROWS, MADE_COLUMNS)) is not None:
+                    directory.keep_made(task.index, made, MADE_COLUMNS)
                 directory.keep(method, record)
             journal.clear()
             console.print(record.line(scenario))
@@ -142,7 +147,7 @@ def _learn(
         shown = shown.select(pick_rows(shown.labels, EMBEDDED))
         features = engine.sweep(features_sweep(shown, method.solver, preprocess, placement))
     if runtime.leader:
-        metrics = record.metrics(scenario) | _identity(config) | _sizes(method, scenario)
+        metrics = record.metrics(scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
         points = tsne(features["features"], config.seed) if len(shown) >= 4 else []
         directory.write_json(directory.embedding, {"points": points, "labels": features["labels"].tolist()})
         directory.save_model(method, config, scenario.classes)
@@ -183,13 +188,14 @@ def _listeners(
             listener.close()
 
 
-def _identity(config: RunConfig) -> dict[str, Any]:
+def _identity(config: RunConfig, remarks: dict[str, str]) -> dict[str, Any]:
     packages = ("etag-cil", "torch", "lightning-fabric", "numpy")
     return {
         "method": config.method.name,
         "data": config.data.name,
         "split": config.split,
         "seed": config.seed,
+        "remarks": remarks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},

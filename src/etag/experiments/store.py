@@ -5,12 +5,15 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.nn import functional
 
 from etag.core.errors import EtagError
 from etag.core.files import is_part, locked, write_atomically
@@ -35,6 +38,7 @@ class RunDirectory:
         self.config, self.metrics = path / "config.yaml", path / "metrics.json"
         self.steps, self.embedding = path / "steps.jsonl", path / "embedding.json"
         self.weights, self.model = path / "model.safetensors", path / "model.json"
+        self.made = path / "made"  # pictures of what a generator makes, a file a task
         self.progress = path / "progress.json"  # while the run is unfinished
         self.checkpoints = path / "checkpoints"  # of the task at hand
 
@@ -98,6 +102,18 @@ class RunDirectory:
         kept = {"tasks": done, "task_sizes": method.task_sizes, "state": state.name, "record": record.plain()}
         self.write_json(self.progress, kept)
         (self.path / f"state-{done - 1}.safetensors").unlink(missing_ok=True)
+
+    def keep_made(self, task: int, images: Tensor, columns: int) -> None:
+        """A picture of what the generator makes after a task: rows of images, a pixel apart."""
+        framed = functional.pad(images, (1,) * 4, value=1.0)
+        rows = framed.view(-1, columns, *framed.shape[1:])
+        sheet = rows.permute(0, 3, 1, 4, 2).flatten(0, 1).flatten(1, 2)  # (height, width, channels)
+        values = (255 * sheet).round().byte().cpu().numpy()
+        picture = Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)
+        buffer = BytesIO()
+        picture.save(buffer, format="png", optimize=True)
+        self.made.mkdir(exist_ok=True)
+        write_atomically(self.made / f"task-{task + 1:03}.png", buffer.getvalue())
 
     def restore(self, method: Method) -> Record:
         """Bring a new method to where the run was cut off."""

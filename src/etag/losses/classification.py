@@ -9,6 +9,11 @@ def cross_entropy(logits: Tensor, labels: Tensor, first: int = 0, end: int | Non
     return functional.cross_entropy(logits[:, first:end], labels - first)
 
 
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, first: int, end: int) -> Tensor:
+    """The same with a weight for each row; the sum is divided by the number of rows."""
+    return (weights * functional.cross_entropy(logits[:, first:end], labels - first, reduction="none")).mean()
+
+
 def new_cross_entropy_weights(lambda_ce: float, normalise: bool = False) -> dict[str, float]:
     """Eq. (5): weights of the cross-entropies on new data and on replayed features.
 

@@ -15,6 +15,20 @@ def logit_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
     return functional.cross_entropy(student / tau, (teacher / tau).softmax(1))
 
 
+def padded_softmax(answers: Tensor, classes: int) -> Tensor:
+    """Probabilities over the classes that were known; those that came since have none."""
+    return functional.pad(answers.softmax(1), (0, classes - answers.shape[1]))
+
+
+def padded_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
+    """BI-R (van de Ven et al., 2020): cross-entropy with the teacher's outputs at temperature tau, times tau^2.
+
+    New classes, of which the teacher knows nothing, compete, but are never the answer.
+    """
+    wanted = padded_softmax(teacher / tau, student.shape[1])
+    return tau**2 * functional.cross_entropy(student / tau, wanted)
+
+
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
     """1 - cos of the features, averaged over images: Lucir's less-forget constraint, and POD-flat."""
     return (1 - functional.cosine_similarity(student, teacher)).mean()

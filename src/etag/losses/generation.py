@@ -3,6 +3,8 @@
 The log-likelihoods are those of a Gaussian with unit variance, up to a constant.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,6 +13,15 @@ from torch.nn import functional
 def prior_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
     """Eq. (6), `eq:6`, first line: KL(q(z | f, y) || N(0, I)), summed over the code, averaged over rows."""
     return -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()
+
+
+def sampled_divergence(noise: Tensor, log_variance: Tensor, log_prior: Tensor) -> Tensor:
+    """KL(q(z | f) || p(z)), estimated by one code a row: log q(z | f) - log p(z), averaged over rows.
+
+    `noise` is what the code was made of, `log_prior` is log p(z). For priors whose divergence has no closed form.
+    """
+    log_posterior = -0.5 * (noise.square() + log_variance + math.log(2 * math.pi)).sum(1)
+    return (log_posterior - log_prior).mean()
 
 
 def reparametrise(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:

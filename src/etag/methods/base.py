@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, TrainOptions, merge
@@ -37,6 +37,8 @@ ROLES = {
     "scores": "mean scores per class",
     "prototypes": "mean features per class",
     "exemplars": "images",
+    "scale": "mean and deviation of every feature",
+    "moments": "what an optimiser remembers of each parameter",
 }
 
 
@@ -124,6 +126,7 @@ class Method(ABC):
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     embeds: ClassVar[bool] = False  # whether it is another method with embedding distillation added
     outputs_per_class: ClassVar[int] = 1  # of the head
+    domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
     views: Views = IDENTITY  # that its own terms look at
 
     def __init__(self, options: Any, context: Context) -> None:
@@ -147,6 +150,12 @@ class Method(ABC):
 
     def check(self, task_sizes: Sequence[int]) -> None:
         """Before anything is trained: refuse tasks of these sizes if the method can not learn them."""
+        plain = self.embedding is None and self.memory is None and self.options.head != "multi"
+        if 0 in task_sizes and not (self.domains and plain):
+            raise EtagError(
+                f"{self.options.name} counts on new classes in every task, and data.domains brings none: choose "
+                "fine, joint, dgr or tag."
+            )
         if self.options.head == "multi" and min(task_sizes) == 1:
             raise EtagError(
                 f"{self.options.name} has a head for each task, and a head for one class alone is always sure: "
@@ -214,10 +223,14 @@ class Method(ABC):
         """Make room for new classes in everything that must know them."""
         self.task_sizes.append(classes)
         stream = self.stream("grow")
-        if room := self.room_for(classes, "fixed" if self.options.head == "fixed" else "growing"):
+        if room := self.head_room(classes):
             self.solver.head.grow(room * self.outputs_per_class, stream.generator("head"))
         if self.embedding is not None:
             self.embedding.grow(self.solver, self.room_for(classes, self.embedding.growth), stream)
+
+    def head_room(self, classes: int) -> int:
+        """Classes that the solver's head gets room for now."""
+        return self.room_for(classes, "fixed" if self.options.head == "fixed" else "growing")
 
     def room_for(self, classes: int, growth: Growth) -> int:
         """Classes that a head gets room for now: those that arrive; only the base ones; all at the base task."""
@@ -363,6 +376,15 @@ class Method(ABC):
         every = self.outputs_per_class
         classes = self.seen if self.options.argmax == "seen" else self.solver.head.outputs // every
         return LinearPredictor(classes, every)
+
+    def made_images(self, rows: int, columns: int) -> Tensor | None:  # noqa: ARG002 (most methods make none)
+        """Images as they would be replayed now, for people to look at: pixels between 0 and 1, row by row, all images
+        of a row of one class where the method can ask for a class. None where it makes no images."""
+        return None
+
+    def remarks(self) -> dict[str, str]:
+        """What must be said with every result, because it decides much of it."""
+        return {}
 
     def parts(self) -> dict[str, nn.Module]:
         """What is kept from task to task, by role."""

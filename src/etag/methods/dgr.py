@@ -70,6 +70,7 @@ class DGR(ReplayingMethod):
     """The solver on new and replayed images; then the generator on the same."""
 
     Options = DgrOptions
+    domains = True
 
     replays: ClassVar[dict[str, type[Any]]] = REPLAYS
 
@@ -94,6 +95,15 @@ class DGR(ReplayingMethod):
             if task.index:
                 phase = replace(phase, batches=ReplayMixture(phase.batches, 1 - new, self.replayed(task, head)))
             yield phase
+
+    @torch.no_grad()
+    def made_images(self, rows: int, columns: int) -> Tensor:
+        """A class a row, from the first to the last in equal steps."""
+        labels = torch.linspace(0, self.seen - 1, rows).long().repeat_interleave(columns)
+        noise = torch.randn(len(labels), self.replay.generator.latent, generator=self.stream("shown").generator())
+        device, size = self.context.placement.device, (self.context.size,) * 2
+        pixels: Tensor = self.replay.generator.decode(noise.to(device), labels.to(device))
+        return pixels.view(len(labels), self.context.channels, *size).clamp(0, 1)
 
     def replayed(self, task: Task, head: PixelHead) -> Callable[[Batch], tuple[Tensor, Tensor]]:
         """What the old generator makes, as many as a batch has rows, with the old solver's answers."""

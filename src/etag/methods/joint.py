@@ -22,6 +22,7 @@ class Joint(Method):
     """Cross-entropy over all classes seen so far, on the images of all of them."""
 
     Options = JointOptions
+    domains = True
 
     def begin_task(self, task: Task) -> None:
         """Start anew first, if asked to."""

@@ -36,8 +36,11 @@ class Kept(nn.Module):
 class ConvNorm(nn.Sequential):
     """A convolution and the BatchNorm behind it. While the statistics stand still the two are one convolution.
 
-    That is the same mathematics, for gradients too, without BatchNorm's own passes over the maps.
+    That is the same mathematics, for gradients too, without BatchNorm's own passes over the maps. Who wants to
+    look at what enters BatchNorm sets `folds` to False.
     """
+
+    folds = True
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
@@ -46,7 +49,7 @@ class ConvNorm(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """The normalised map."""
         conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
-        if norm.training:
+        if norm.training or not self.folds:
             return cast(Tensor, norm(conv(x)))
         mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
         scale = norm.weight * (variance + norm.eps).rsqrt()

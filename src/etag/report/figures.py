@@ -53,21 +53,23 @@ class Bar:
 
 
 def accuracy_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
-    """Accuracy over all classes seen, against their number."""
+    """Accuracy over all classes seen, against their number; against the tasks, where these bring no new ones."""
+    rising = len(set(seen)) == len(seen)
+    at, along = (seen, "classes seen") if rising else (range(1, len(seen) + 1), "tasks learnt")
     figure, axes = _figure(WIDTH, RATIO * WIDTH + 0.2 * (_legend_rows([curve.name for curve in curves]) - 1))
     for curve in curves:
-        _draw_curve(axes, seen, curve)
-    axes.set(xlabel="classes seen", ylabel="accuracy (%)", ylim=(0, 102))
-    axes.set_xticks(_spaced(seen, least=max(seen) / 14))
+        _draw_curve(axes, at, curve)
+    axes.set(xlabel=along, ylabel="accuracy (%)", ylim=(0, 102))
+    axes.set_xticks(_spaced(at, least=max(at) / 14))
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     _legend(figure, axes.get_lines(), [curve.name for curve in curves])
     return figure
 
 
-def _draw_curve(axes: Axes, seen: Sequence[int], curve: Curve) -> None:
+def _draw_curve(axes: Axes, at: Sequence[int], curve: Curve) -> None:
     values, look = 100 * np.asarray(curve.values), curve.look
     axes.plot(
-        seen,
+        at,
         values,
         color=look.colour,
         linestyle=look.line,
@@ -79,7 +81,7 @@ def _draw_curve(axes: Axes, seen: Sequence[int], curve: Curve) -> None:
     )
     if curve.deviations is not None:
         deviations = 100 * np.asarray(curve.deviations)
-        axes.fill_between(seen, values - deviations, values + deviations, color=look.colour, alpha=0.15, linewidth=0)
+        axes.fill_between(at, values - deviations, values + deviations, color=look.colour, alpha=0.15, linewidth=0)
 
 
 def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> Figure:
@@ -132,6 +134,7 @@ def _tick_classes(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _bound_tasks(axes: Axes, classes_per_task: Sequence[int]) -> None:
+    classes_per_task = [classes for classes in classes_per_task if classes]
     ends = np.cumsum(classes_per_task)
     thickness = 0.6 if len(ends) <= TASK_TICKS else 0.25
     for end in ends[:-1] - 0.5:

@@ -77,6 +77,7 @@ def _run_values(record: RunRecord) -> dict[str, Any]:
         "embedding": pictures.embedding_picture(embedding, metrics) if embedding else None,
         "embedding_key": pictures.embedding_key(metrics),
         "losses": [pictures.loss_picture(trace) for trace in traces(record.steps)],
+        "made": [pictures.made_picture(image, task) for task, image in record.made.items()],
         "parts": list(dict.fromkeys([*metrics.parameters_by_part, *metrics.stored_bytes_by_part])),
         "config": record.config,
     }

@@ -16,6 +16,7 @@ from etag.report.style import BLUE, CLASSES_WITH_OWN_LOOK, GREY, SKY, Look, clas
 from etag.report.traces import Trace
 
 DOTS_PER_INCH = 190  # sharp on a screen of double density
+MADE_WIDTH = 400  # CSS pixels, about: whole pixels stay sharp
 COLOURS = 256  # of a raster picture; halves its size and can not be seen
 
 ABOUT_ACCURACY_MATRIX = "Accuracy on each task (columns) after learning each task (rows), all classes seen competing."
@@ -57,6 +58,15 @@ def raster(figure: Figure, alt: str, caption: str) -> Picture:
 def _picture(figure: Figure, kind: str, data: bytes, alt: str, caption: str) -> Picture:
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     return Picture(f"data:{kind};base64,{base64.b64encode(data).decode()}", alt, caption, width, height)
+
+
+def made_picture(image: bytes, task: int) -> Picture:
+    """What a generator makes after a task."""
+    width, height = Image.open(BytesIO(image)).size
+    zoom = max(1, round(MADE_WIDTH / width))
+    source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+    alt = f"Rows of small images that the generator makes after task {task}."
+    return Picture(source, alt, f"After task {task}.", zoom * width, zoom * height)
 
 
 def accuracy_curve_picture(metrics: Metrics) -> Picture:

@@ -14,7 +14,7 @@ from etag.core.errors import EtagError
 from etag.evaluation.metrics import step_accuracies
 
 AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks were not learnt yet
-Tasks = Annotated[list[PositiveInt], Field(min_length=1)]
+Tasks = Annotated[list[NonNegativeInt], Field(min_length=1)]  # classes that each brings
 
 
 class _Record(BaseModel):
@@ -31,6 +31,7 @@ class Metrics(_Record):
     accuracy_matrix: AccuracyRows
     task_aware_matrix: AccuracyRows
     classes_per_task: Tasks
+    classes_in_task: list[PositiveInt] = Field(default_factory=list)  # that each shows; none: those that it brings
     class_names: list[str]
     A_weighted: float
     A_plain: float
@@ -49,6 +50,7 @@ class Metrics(_Record):
     confusion: list[list[NonNegativeInt]]
     versions: dict[str, str]
     machine: str
+    remarks: dict[str, str] = Field(default_factory=dict)
     date: datetime
 
     @model_validator(mode="after")
@@ -57,6 +59,8 @@ class Metrics(_Record):
             _check_square(name, getattr(self, name), self.tasks)
             if any(value is None for row in _lower(getattr(self, name)) for value in row):
                 raise ValueError(f"{name} lacks a number on or below its diagonal")
+        if self.classes_in_task and len(self.classes_in_task) != self.tasks:
+            raise ValueError(f"classes_in_task must have one value for each of the {self.tasks} tasks")
         _check_square("confusion", self.confusion, self.classes)
         for name in ("step_accuracy_weighted", "step_accuracy_plain", "train_seconds", "test_seconds"):
             if len(getattr(self, name)) != self.tasks:
@@ -93,7 +97,9 @@ class Metrics(_Record):
     @cached_property
     def step_accuracy_task_aware(self) -> list[float]:
         """Weighted accuracy after each task where the task of every image is known."""
-        return step_accuracies(_known(self.task_aware_matrix), self.classes_per_task, weighted=True)
+        return step_accuracies(
+            _known(self.task_aware_matrix), self.classes_in_task or self.classes_per_task, weighted=True
+        )
 
 
 class Embedding(_Record):
@@ -127,6 +133,7 @@ class RunRecord:
     config: str  # YAML as written; empty if there is none
     embedding: Embedding | None
     steps: list[Step]
+    made: dict[int, bytes]  # pictures of what a generator makes after a task, as PNG
 
 
 def read_run(path: Path) -> RunRecord:
@@ -140,7 +147,14 @@ def read_run(path: Path) -> RunRecord:
     embedding = None if embedding_text is None else _parse(Embedding, embedding_text, embedding_file)
     if embedding and any(label >= metrics.classes for label in embedding.labels):
         raise EtagError(f"{embedding_file} has labels beyond the {metrics.classes} classes of the run.")
-    return RunRecord(path, metrics, _text(path / "config.yaml") or "", embedding, _read_steps(path / "steps.jsonl"))
+    return RunRecord(
+        path,
+        metrics,
+        _text(path / "config.yaml") or "",
+        embedding,
+        _read_steps(path / "steps.jsonl"),
+        {int(file.stem.removeprefix("task-")): file.read_bytes() for file in sorted(path.glob("made/task-*.png"))},
+    )
 
 
 def _read_steps(path: Path) -> list[Step]:

@@ -23,7 +23,8 @@ from etag.data.sources import mnist
 def load(folder: Path, options: DataOptions) -> Dataset:
     """Class 10 p + d is the digit d under permutation p, so a split in tens has a permutation a task.
 
-    The permutations are drawn by their own number and never change: no seed of a run decides what the data is.
+    Where `domains` is on, all of them are the digit d: a task brings no new class, but shows the ten anew. The
+    permutations are drawn by their own number and never change: no seed of a run decides what the data is.
     """
     plain = mnist.load(folder, options)
     orders = [np.random.RandomState(number).permutation(28 * 28) for number in range(options.permutations)]
@@ -34,6 +35,7 @@ def load(folder: Path, options: DataOptions) -> Dataset:
         classes=tuple(f"{digit} in order {number}" for number in range(len(orders)) for digit in plain.classes),
         crop=False,
         ordered=True,
+        shared=plain.classes if options.domains else None,
     )
 
 

@@ -65,6 +65,23 @@ class ReplayMixture:
             yield Batch(inputs, torch.where(old, labels, batch.labels), batch.draws, batch.total)
 
 
+class WithReplayed:
+    """Batches to each of which as many made images of old classes are joined."""
+
+    def __init__(self, batches: Batches, make: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
+        self._batches, self._make = batches, make
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from the one numbered `start` on: real images first."""
+        for batch in self._batches.epoch(index, start):
+            labels, made = self._make(batch)
+            inputs = torch.cat([batch.inputs, made.contiguous(memory_format=torch.channels_last)])
+            yield Batch(inputs, torch.cat([batch.labels, labels]), batch.draws, 2 * batch.total)
+
+
 def image_replay_term(
     task: Task, head: PixelHead, make: Callable[[Batch], tuple[Tensor, Tensor]], weight: float
 ) -> Term:

@@ -148,7 +148,7 @@ class ReplayingMethod(Method):
     def grow(self, classes: int) -> None:
         """In head and generator."""
         super().grow(classes)
-        if room := self.room_for(classes, "fixed" if self.options.head == "fixed" else "growing"):
+        if room := self.head_room(classes):
             self.replay.grow(room, self.stream("grow"))
 
     def parts(self) -> dict[str, nn.Module]:

@@ -1,0 +1,143 @@
+"""GC: a frozen backbone, classes that never meet, and answers by likelihood."""
+
+import pytest
+import torch
+
+from etag.core.errors import EtagError
+from etag.core.options import TrainOptions
+from etag.core.outputs import Outputs
+from etag.core.random import Placement, Stream
+from etag.core.work import Phase, Player
+from etag.data.batches import ClassBatches
+from etag.engine.engine import Engine
+from etag.methods.gc import ClassVAEObjective, LikelihoodPredictor
+from etag.methods.parts.frozen import Scale
+from etag.models.class_vaes import ClassVAEs
+from etag.models.initial import build
+from etag.models.modules import Modules
+
+
+def test_the_backbone_is_trained_once_and_classes_never_meet(lab, snapshot):
+    laboratory = lab("gc")
+    laboratory.learn(0)
+    method = laboratory.method
+    solver, scale, first = snapshot(method.solver), snapshot(method.scale), snapshot(method.classes[0])
+    laboratory.learn(1, 2)
+    for part, before in ((method.solver, solver), (method.scale, scale), (method.classes[0], first)):
+        after = part.state_dict()
+        assert after.keys() == before.keys(), "not even a row is added"
+        assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_each_class_learns_as_if_it_were_alone(lab):
+    """Leaving one class out of a task changes nothing for another."""
+    laboratory = lab("gc")
+    laboratory.begin(0)
+    works = laboratory.works(0)
+    assert list(works) == ["solver", "features", "generator"]
+    objective, batch = works["generator"].module, next(works["generator"].batches.epoch(0))
+    together = sum(objective(batch).values())
+    together.backward()
+    gradient = objective.classes.encoder.weight.grad.clone()
+    objective.zero_grad()
+    changed = batch.inputs.clone()
+    changed[:, 1] = 7.0
+    batch.inputs = changed
+    sum(objective(batch).values()).backward()
+    others = objective.classes.encoder.weight.grad
+    assert torch.equal(others[[0, 2]], gradient[[0, 2]])
+    assert not torch.equal(others[1], gradient[1])
+
+
+def test_its_loss_is_the_elbo_of_each_class_by_the_number_of_features(lab, naive):
+    laboratory = lab("gc")
+    laboratory.begin(0)
+    phase = laboratory.works(0)["generator"]
+    vaes, batch = phase.module.classes, next(phase.batches.epoch(0))
+    rows, classes, size = batch.inputs.shape
+    noise = batch.draws.normal("posterior", batch.total, classes, vaes.latent)
+    recon = divergence = 0.0
+    for c in range(classes):
+        single = build(lambda: ClassVAEs(1, size, vaes.latent, 8), Stream.root(0).generator("single"))
+        single.load_state_dict({name: value[c : c + 1] for name, value in vaes.state_dict().items()})
+        mean, log_variance = (value[0] for value in single.encode(batch.inputs[:, c]))
+        codes = mean + (0.5 * log_variance).exp() * noise[:, c]
+        recon += 0.5 * sum(naive.squares(single.decode(codes)[0], batch.inputs[:, c])) / rows / size
+        divergence += naive.prior_divergence(mean, log_variance) / size
+    terms = phase.module(batch)
+    assert terms["recon"].item() == pytest.approx(recon, rel=1e-4)
+    assert terms["kl"].item() == pytest.approx(divergence, rel=1e-4)
+
+
+def test_a_row_has_a_feature_of_every_class_and_an_epoch_all_of_them():
+    labels = torch.tensor([0] * 5 + [1] * 3 + [2] * 5)
+    features = torch.stack([labels.float(), torch.arange(13.0)], dim=1)
+    batches = ClassBatches(features, labels, 2, Stream.root(0), Placement())
+    seen = [batch.inputs for batch in batches.epoch(0)]
+    assert len(seen) == len(batches) == 3
+    rows = torch.cat(seen)
+    assert torch.equal(rows[..., 0], torch.tensor([0.0, 1.0, 2.0]).expand(5, 3))
+    assert sorted(rows[:, 0, 1].tolist()) == [0, 1, 2, 3, 4]
+    assert set(rows[:, 1, 1].tolist()) == {5, 6, 7}, "a small class is gone round again"
+    again = [batch.inputs for batch in batches.epoch(0, start=1)]
+    assert torch.equal(torch.cat(again), torch.cat(seen[1:]))
+    assert not torch.equal(rows, torch.cat([batch.inputs for batch in batches.epoch(1)]))
+
+
+@pytest.fixture(scope="module")
+def separated(runtime):
+    """Three VAEs trained on three Gaussians that lie well apart."""
+    centres = 4 * torch.eye(3, 6)
+    labels = torch.arange(3).repeat_interleave(60)
+    features = centres[labels] + torch.randn(180, 6, generator=Stream.root(0).generator("features"))
+    vaes = build(lambda: ClassVAEs(3, 6, latent=2, hidden=16), Stream.root(0).generator("vaes"))
+    batches = ClassBatches(features, labels, 60, Stream.root(0), Placement())
+    training = TrainOptions(steps=300, batch_size=60, lr=1e-2, schedule="constant", weight_decay=0)
+    phase = Phase("generator", ClassVAEObjective(vaes), batches, (Player(list(vaes.parameters())),), training)
+    Engine(runtime).train(phase)
+    return vaes, features, labels
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("samples", ["mean", 1, 128, 1000])
+def test_all_ways_to_sample_rank_classes_alike(separated, samples):
+    vaes, features, labels = separated
+    scores = LikelihoodPredictor(Scale(6), Modules([vaes]), samples)(Outputs(feature=features))
+    assert scores.shape == (180, 3)
+    assert (scores.argmax(1) == labels).float().mean() > 0.97
+    many = LikelihoodPredictor(Scale(6), Modules([vaes]), 1000)(Outputs(feature=features))
+    alike = (scores.argsort(1) == many.argsort(1)).all(1).float().mean()
+    assert alike > (0.5 if samples == 1 else 0.9)
+
+
+@torch.no_grad()
+def test_an_answer_does_not_depend_on_its_company_nor_on_what_was_asked_before(separated):
+    vaes, features, _ = separated
+    predictor = LikelihoodPredictor(Scale(6), Modules([vaes]), 16)
+    together = predictor(Outputs(feature=features))
+    apart = torch.cat([predictor(Outputs(feature=row)) for row in features[:5].split(1)])
+    torch.testing.assert_close(apart, together[:5], rtol=1e-4, atol=1e-4)
+
+
+def test_features_are_of_zero_mean_and_unit_variance_as_those_of_the_base_task():
+    features = 3 * torch.randn(50, 4, generator=Stream.root(0).generator("features")) + 5
+    features[:, 2] = 1.0
+    scale = Scale(4)
+    assert torch.equal(scale(features), features)
+    scale.learn(features)
+    scaled = scale(features)
+    torch.testing.assert_close(scaled.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(scaled.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0, 1.0]), atol=1e-5, rtol=1e-5)
+
+
+def test_without_base_training_the_backbone_stays_as_it_is(lab, snapshot):
+    laboratory = lab("gc", {"features": "weights"})
+    before = snapshot(laboratory.method.solver)
+    with pytest.raises(EtagError, match="name it with model"):
+        laboratory.method.check([3, 2, 2])
+    laboratory.learn(0, 1)
+    after = laboratory.method.solver.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert "from None" in laboratory.method.remarks()["features"]
+    assert "base task" in lab("gc").method.remarks()["features"]
