@@ -73,12 +73,16 @@ def run(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw the accuracy curves alone: a .svg, .pdf or .png file.")
+    ] = None,
 ) -> None:
     """Compare runs on one page."""
-    from etag.report.page import write_comparison
+    from etag.report.page import write_comparison, write_curves
 
-    page = write_comparison(runs, out)
-    typer.echo(f"comparison of {len(runs)} run(s): {page}")
+    if picture is not None:
+        typer.echo(f"accuracy curves: {write_curves(runs, picture)}")
+    typer.echo(f"comparison of {len(runs)} run(s): {write_comparison(runs, out)}")
 
 
 @app.command()

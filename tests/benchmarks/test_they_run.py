@@ -42,6 +42,12 @@ def test_flat_cost(tmp_path):
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
+def test_likelihood():
+    said = output("likelihood.py", "--images", 2, "--classes", 3, "--rounds", 1)
+    assert "| mean |" in said
+    assert "| 10 |" in said
+
+
 def test_profile():
     assert "| evaluation |" in output("profile_etag.py", "--size", 8, rounds=False)
 

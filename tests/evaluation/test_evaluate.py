@@ -6,7 +6,11 @@ from etag.core.random import Placement
 from etag.core.scenario import Task
 from etag.evaluation.evaluate import answers_sweep, features_sweep, judge
 
-TWO_TASKS = [Task(0, 0, 2, None, None, base=2), Task(1, 2, 1, None, None, base=2)]
+
+def two_tasks(*images):
+    """Of two classes and of one, with so many test images."""
+    counts = [range(count) for count in images]  # judging only asks how many there are
+    return [Task(0, 0, 2, None, counts[0], base=2), Task(1, 2, 1, None, counts[1], base=2)]
 
 
 def answers(*rows):
@@ -15,22 +19,30 @@ def answers(*rows):
 
 
 def test_accuracies_and_confusion_by_hand():
-    found = judge(answers((0, 0, 0), (0, 2, 0), (0, 1, 1), (1, 1, 1), (2, 2, 2), (2, 0, 2)), TWO_TASKS)
+    found = judge(answers((0, 0, 0), (0, 2, 0), (0, 1, 1), (1, 1, 1), (2, 2, 2), (2, 0, 2)), two_tasks(4, 2))
     assert found.accuracies == [2 / 4, 1 / 2]
     assert found.task_aware == [3 / 4, 1.0]
     assert found.confusion == [[1, 1, 1], [0, 1, 0], [1, 0, 1]]
 
 
 def test_an_answer_beyond_the_classes_seen_is_wrong_and_in_no_column():
-    found = judge(answers((0, 5, 0), (0, 0, 0), (1, 3, 1), (2, 2, 2)), TWO_TASKS)
+    found = judge(answers((0, 5, 0), (0, 0, 0), (1, 3, 1), (2, 2, 2)), two_tasks(3, 1))
     assert found.accuracies == [1 / 3, 1.0]
     assert found.task_aware == [1.0, 1.0]
     assert found.confusion == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
 
 
-def test_the_order_of_images_does_not_matter():
-    rows = [(0, 0, 0), (2, 0, 2), (1, 1, 1), (0, 2, 1)]
-    assert judge(answers(*rows), TWO_TASKS) == judge(answers(*reversed(rows)), TWO_TASKS)
+def test_the_order_of_a_tasks_images_does_not_matter():
+    first, second = [(0, 0, 0), (1, 1, 1), (0, 2, 1)], [(2, 0, 2), (2, 2, 2)]
+    tasks = two_tasks(3, 2)
+    assert judge(answers(*first, *second), tasks) == judge(answers(*reversed(first), *reversed(second)), tasks)
+
+
+def test_tasks_that_show_the_same_classes_are_judged_apart():
+    tasks = [Task(0, 0, 2, None, range(3), base=2), Task(1, 2, 0, None, range(2), base=2)]
+    found = judge(answers((0, 0, 0), (1, 1, 1), (1, 0, 0), (0, 1, 1), (1, 1, 1)), tasks)
+    assert found.accuracies == [2 / 3, 1 / 2]
+    assert found.confusion == [[1, 1], [1, 2]]
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 
 from etag.core.errors import EtagError
 from etag.data.scenario import build_scenario
 from etag.experiments.config import resolve
 from etag.experiments.run import run
 from etag.experiments.store import RunDirectory, tensors
+from etag.report.page import write_comparison, write_run_report
 
 
 @pytest.mark.parametrize("method", ["fine", "joint", "etag"])
@@ -145,3 +147,60 @@ def test_the_papers_protocol_runs_on_real_cifar100(shared_data, tmp_path):
     assert metrics["classes_per_task"] == [10, 2, 2]
     assert len(set(metrics["class_names"])) == 14
     assert sum(map(sum, metrics["confusion"])) == 14 * 5
+
+
+@pytest.fixture
+def domains(shared_data):
+    """The configuration of a short run on permuted MNIST, the digits being the same classes in every task."""
+
+    def configure(method, **more):
+        data = {"data": "permuted-mnist", "data.path": str(shared_data / "mnist"), "data.domains": True}
+        few = {"data.train_per_class": 12, "data.test_per_class": 4, "data.permutations": 3, "split": "b0-3x10"}
+        short = {"model.backbone": "mlp", "model.width": 32, "train.epochs": 12, "train.batch_size": 24}
+        return resolve("digits", {"method": method, **data, **few, **short, **more})
+
+    return configure
+
+
+def test_tasks_may_bring_no_new_class(domains, tmp_path):
+    generator = {"method.generator.train.epochs": 12, "method.generator.hidden": 32}
+    metrics = run(domains("tag", **generator), tmp_path / "run")
+    assert metrics["classes_per_task"] == [10, 0, 0]
+    assert metrics["classes_in_task"] == [10, 10, 10]
+    assert metrics["task_aware_matrix"] == metrics["accuracy_matrix"], "all ten compete in any case"
+    assert metrics["accuracy_matrix"][0][0] > 0.3, "ten digits, chance is 0.1"
+    assert sum(map(sum, metrics["confusion"])) == 3 * 10 * 4
+    method = RunDirectory(tmp_path / "run").load_model()
+    assert method.solver.head.outputs == method.replay.generator.decoder_in.rows.shape[0] == 10
+    page = write_run_report(tmp_path / "run").read_text()
+    assert "What is replayed" in page
+    assert page.count("made by the generator") == 1
+
+
+@pytest.mark.parametrize("method", ["etag", "efine", "lwf", "il2m"])
+def test_but_most_methods_count_on_new_classes(domains, method, tmp_path):
+    with pytest.raises(EtagError, match="brings none: choose fine, joint, dgr or tag"):
+        run(domains(method), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("method", "pictures"), [("dgr", 3), ("abd", 2), ("etag", 0)])
+def test_what_a_generator_of_images_makes_is_shown_after_each_task(small, method, pictures, tmp_path):
+    own = {"dgr": {"method.generator.train.epochs": 1}, "abd": {"method.generator.train.steps": 4}}
+    run(small(method, **own.get(method, {})), tmp_path / "run")
+    made = sorted(path.name for path in (tmp_path / "run").glob("made/*"))
+    assert made == [f"task-00{number}.png" for number in range(1, pictures + 1)]
+    for name in made:
+        picture = Image.open(tmp_path / "run" / "made" / name)
+        assert picture.size == (12 * 10, 10 * 10), "digits of 8 pixels, a frame around each"
+        assert len(set(picture.getdata())) > 20
+    assert write_run_report(tmp_path / "run").read_text().count("that the generator makes after task") == pictures
+
+
+@pytest.mark.parametrize("method", ["gc", "bir"])
+def test_where_frozen_features_come_from_is_said_with_every_result(small, method, tmp_path, capsys):
+    steps = {"method.generator.train.steps": 3, "method.feature_passes": 1}
+    metrics = run(small(method, **steps), tmp_path / "run", verbose=True)
+    assert metrics["remarks"] == {"features": "a frozen backbone, trained on the base task"}
+    assert "features: a frozen backbone, trained on the base task." in capsys.readouterr().out
+    for page in (write_run_report(tmp_path / "run"), write_comparison([tmp_path / "run"], tmp_path / "page.html")):
+        assert "a frozen backbone, trained on the base task" in page.read_text()

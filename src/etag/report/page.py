@@ -1,6 +1,7 @@
 """Pages made from run directories: one HTML file each, which needs nothing else."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
-from etag.report import comparison, pictures
+from etag.report import comparison, figures, pictures
 from etag.report.formats import data_size, duration, exact_count, percent, task_sizes
 from etag.report.quantities import ACCURACY_METRICS, HEADLINE
 from etag.report.records import RunRecord, read_run
@@ -17,6 +18,7 @@ from etag.report.style import method_looks, method_name
 from etag.report.traces import traces
 
 REPORT = "report.html"
+PICTURES = (".svg", ".pdf", ".png")
 
 
 def write_run_report(run: Path) -> Path:
@@ -36,11 +38,30 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     return _write(out, "comparison.html", values)
 
 
+def write_curves(runs: Sequence[Path], out: Path) -> Path:
+    """Draw the accuracy of runs on the same data and split after each task; returns the picture's path."""
+    if out.suffix not in PICTURES:
+        raise EtagError(f"the picture '{out}' must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}.")
+    entries, curves = _curves([read_run(run) for run in runs], out.parent)
+    figure, buffer = figures.accuracy_curves(entries[0].runs[0].metrics.seen, curves), BytesIO()
+    figure.savefig(buffer, format=out.suffix[1:], dpi=pictures.DOTS_PER_INCH)
+    return _put(out, buffer.getvalue())
+
+
+def _curves(records: Sequence[RunRecord], beside: Path) -> tuple[list[comparison.Entry], list[figures.Curve]]:
+    entries = comparison.group(records, beside)
+    looks = method_looks([entry.method for entry in entries])
+    return entries, [entry.curve(look) for entry, look in zip(entries, looks, strict=True)]
+
+
 def _write(path: Path, template: str, values: dict[str, Any]) -> Path:
-    html = _environment().get_template(template).render(values)
+    return _put(path, _environment().get_template(template).render(values))
+
+
+def _put(path: Path, content: str | bytes) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, html)
+        write_atomically(path, content)
     except OSError as error:
         raise EtagError(f"the report {path} can not be written: {error.strerror}.") from error
     return path
@@ -84,11 +105,10 @@ def _run_values(record: RunRecord) -> dict[str, Any]:
 
 
 def _comparison_values(records: Sequence[RunRecord], beside: Path) -> dict[str, Any]:
-    entries = comparison.group(records, beside)
-    looks = method_looks([entry.method for entry in entries])
+    entries, curves = _curves(records, beside)
+    looks = [curve.look for curve in curves]
     metrics = entries[0].runs[0].metrics
     shown = comparison.shown(entries)
-    curves = [entry.curve(look) for entry, look in zip(entries, looks, strict=True)]
     bars = [entry.bar(look) for entry, look in zip(entries, looks, strict=True)]
     sentence, *more_sentences = comparison.headline(entries)
     return {

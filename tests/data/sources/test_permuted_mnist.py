@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from etag.core.errors import EtagError
 from etag.core.random import Draws, Stream
 from etag.data.scenario import build_scenario
 from etag.data.source import SOURCES, DataOptions
@@ -54,3 +55,22 @@ def test_there_are_as_many_tasks_as_asked_for(options):
 def test_its_files_are_those_of_mnist(monkeypatch, tmp_path):
     monkeypatch.setenv("ETAG_DATA", str(tmp_path))
     assert SOURCES["permuted-mnist"].places(None)[0] == tmp_path / "mnist"
+
+
+def test_digits_may_be_the_same_classes_in_every_task(options):
+    apart, _ = build_scenario(options, "b0-3x10", seed=0)
+    shared, _ = build_scenario(options.model_copy(update={"domains": True}), "b0-3x10", seed=0)
+    assert shared.classes == tuple("0123456789")
+    assert shared.classes_per_task == [10, 0, 0]
+    assert shared.classes_in_task == [10, 10, 10]
+    assert [(task.old, task.new, task.seen) for task in shared] == [(0, 10, 10), (10, 0, 10), (10, 0, 10)]
+    for number, (left, right) in enumerate(zip(apart, shared, strict=True)):
+        assert torch.equal(left.train.pixels, right.train.pixels)
+        assert torch.equal(left.train.labels - 10 * number, right.train.labels)
+        assert torch.equal(left.test.labels - 10 * number, right.test.labels)
+
+
+@pytest.mark.parametrize(("split", "order"), [("b0-6x5", None), ("b10-4x5", None), ("b0-3x10", 7)])
+def test_then_every_task_has_all_of_them_in_their_order(options, split, order):
+    with pytest.raises(EtagError, match="the same 10 classes in every task: choose a split such as b0-5x10"):
+        build_scenario(options.model_copy(update={"domains": True, "order": order}), split, seed=0)
