@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, TrainOptions, merge
-from etag.core.outputs import Need, Predictor
+from etag.core.outputs import Need, Outputs, Predictor
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import Phase, Plan, Player, Sweep, Term
@@ -115,6 +115,7 @@ class Context:
     model: ModelOptions
     train: TrainOptions
     preprocess: Preprocess
+    learns: bool = True  # if not, it shall only answer: what is for learning alone is left out
 
 
 class Method(ABC):
@@ -126,13 +127,15 @@ class Method(ABC):
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     embeds: ClassVar[bool] = False  # whether it is another method with embedding distillation added
     outputs_per_class: ClassVar[int] = 1  # of the head
+    answering: ClassVar[frozenset[str]] = frozenset({"solver"})  # roles of the parts that its predictor is made of
     domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
     views: Views = IDENTITY  # that its own terms look at
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options, self.context = options, context
         self.teacher: Teacher | None = None
-        self.embedding = None if options.embedding is None else EmbeddingDistillation(options.embedding)
+        embeds = options.embedding is not None and context.learns
+        self.embedding = EmbeddingDistillation(options.embedding) if embeds else None
         if self.embedding is not None:
             self._share_views(self.embedding)
         self.rebuild([])
@@ -376,6 +379,11 @@ class Method(ABC):
         every = self.outputs_per_class
         classes = self.seen if self.options.argmax == "seen" else self.solver.head.outputs // every
         return LinearPredictor(classes, every)
+
+    def imagined(self, classes: int, each: int) -> tuple[Tensor, Outputs] | None:  # noqa: ARG002
+        """Labels and what the solver would say of so many images of each of the first `classes` classes, made by the
+        generator. None where none can be made."""
+        return None
 
     def made_images(self, rows: int, columns: int) -> Tensor | None:  # noqa: ARG002 (most methods make none)
         """Images as they would be replayed now, for people to look at: pixels between 0 and 1, row by row, all images

@@ -112,7 +112,8 @@ class BIR(FrozenFeatureMethod):
 
     def parts(self) -> dict[str, nn.Module]:
         """The network too."""
-        return super().parts() | {"generator": self.network, "moments": self.moments}
+        learning = {"moments": self.moments} if self.context.learns else {}
+        return super().parts() | {"generator": self.network} | learning
 
 
 class ReplayObjective(nn.Module):
@@ -166,7 +167,7 @@ class ReplayObjective(nn.Module):
 class NetworkPredictor(nn.Module):
     """Softmax of what a network says of scaled features."""
 
-    need = Need.FEATURE
+    need, probabilities = Need.FEATURE, True
 
     def __init__(self, scale: Scale, network: ReplayNetwork) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ class ClassVAEObjective(nn.Module):
 class LikelihoodPredictor(nn.Module):
     """Scores are the classes' log-likelihoods of the feature, each class being as likely as another before."""
 
-    need = Need.FEATURE
+    need, probabilities = Need.FEATURE, False
 
     def __init__(self, scale: Scale, classes: Modules[ClassVAEs], samples: int | Literal["mean"]) -> None:
         super().__init__()

@@ -2,8 +2,11 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
+from torch import Tensor
 
+from etag.core.outputs import Outputs
 from etag.core.scenario import Task
 from etag.core.work import Plan, Term
 from etag.losses.classification import new_cross_entropy_weights
@@ -106,6 +109,17 @@ class GFR(ReplayingMethod):
             replay_term(self.replay, task, head, support, o.replay_batch, weights["replay"]),
             l2_term(o.l2_reduction, o.l2_views, lambda_kd),
         ]
+
+    @torch.no_grad()
+    def imagined(self, classes: int, each: int) -> tuple[Tensor, Outputs] | None:
+        """Features, and what the head says of them."""
+        generator, device = self.replay.generator, self.context.placement.device
+        if not hasattr(generator, "decode"):  # prototypes: they are the same for all
+            return None
+        labels = torch.arange(classes).repeat_interleave(each)
+        codes = torch.randn(len(labels), generator.latent, generator=self.stream("imagined").generator())
+        feature = generator.decode(codes.to(device), labels.to(device))
+        return labels, Outputs(feature=feature, logits=self.solver.head(feature))
 
     def generator_weights(self, task: Task) -> dict[str, float]:
         """Eq. (6) at the base task, Eq. (10) after it."""

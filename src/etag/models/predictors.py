@@ -12,7 +12,7 @@ from etag.models.modules import Kept
 class LinearPredictor(nn.Module):
     """Softmax over the head's outputs of `classes` classes: the first of every `every` outputs is a class's own."""
 
-    need = Need.LOGITS
+    need, probabilities = Need.LOGITS, True
 
     def __init__(self, classes: int, every: int = 1) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class LinearPredictor(nn.Module):
 class MultiHeadPredictor(nn.Module):
     """A softmax for each task's head: the answer is the highest probability over all heads."""
 
-    need = Need.LOGITS
+    need, probabilities = Need.LOGITS, True
 
     def __init__(self, task_sizes: Sequence[int]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class RectifyingPredictor(Kept):
     and, for every task, how confident the solver was of its images when they were new (`confidence`).
     """
 
-    need = Need.LOGITS
+    need, probabilities = Need.LOGITS, False
 
     def __init__(self) -> None:
         super().__init__()
