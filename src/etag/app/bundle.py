@@ -61,11 +61,11 @@ class About:
     def plain(self) -> dict[str, Any]:
         """As it is written to disk."""
         content = {key: getattr(self, key) for key in ("channels", "task_sizes", "temperature", "threshold")}
-        lessons = [asdict(lesson) | {"classes": list(map(_written, lesson.classes))} for lesson in self.history]
+        lessons = [asdict(lesson) | {"classes": list(map(written_name, lesson.classes))} for lesson in self.history]
         return content | {
             "config": self.config.plain(),
             "preprocess": asdict(self.preprocess),
-            "classes": list(map(_written, self.classes)),
+            "classes": list(map(written_name, self.classes)),
             "history": lessons,
         }
 
@@ -90,10 +90,10 @@ class About:
         )
 
 
-def _written(name: Name) -> Any:
+def written_name(name: Name) -> Any:
     """A class's name in JSON, which has no tuples."""
     if isinstance(name, tuple):
-        return {"tuple": [_written(part) for part in name]}
+        return {"tuple": [written_name(part) for part in name]}
     if name is None or isinstance(name, str | bool | int | float):
         return name
     raise EtagError(f"the class {name!r} can not be saved: names are text, numbers, or tuples of these.")

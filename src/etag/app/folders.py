@@ -21,9 +21,13 @@ from etag.data.images import FileImages, MemoryImages
 LONGEST_NAME = 255
 
 
-def lesson_files(folder: Path, known: Sequence[Name], first: bool) -> Listing:
-    """The files of a folder of new classes; complaints about names that would not do."""
-    listing = list_classes(folder, fewest=2 if first else 1)
+def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> Listing:
+    """The files of a folder of new classes, or of known ones; complaints about names that would not do."""
+    listing = list_classes(folder, fewest=1 if known else 2)
+    if update:
+        if strange := [name for name in listing if name not in known]:
+            raise EtagError(f"--update is for known classes, but these are new: {', '.join(strange)}.")
+        return listing
     if again := [name for name in listing if name in known]:
         raise EtagError(
             f"'{folder}' holds classes that are known already ({', '.join(again)}): take them out, or give their "
@@ -39,16 +43,16 @@ def lesson_files(folder: Path, known: Sequence[Name], first: bool) -> Listing:
     return listing
 
 
-def material(listing: Listing, side: int, memory: int, workers: int) -> Material:
+def material(listing: Listing, side: int, memory: int, workers: int, update: bool = False) -> Material:
     """A lesson from files: every fifth image of a class is held out."""
     names = tuple(listing)
     train, held_out = (as_images(part, names, workers).resized(side) for part in split_off(listing))
     mark = json.dumps([side, {name: [_mark(file) for file in files] for name, files in listing.items()}])
     fingerprint = checksum(mark.encode())
     if train.nbytes + held_out.nbytes > memory * 2**20:
-        return Material(train, held_out, names, fingerprint)
+        return Material(train, held_out, names, fingerprint, update)
     both, rows = train.join([held_out]).in_memory(), torch.arange(len(train) + len(held_out))
-    return Material(both.select(rows[: len(train)]), both.select(rows[len(train) :]), names, fingerprint)
+    return Material(both.select(rows[: len(train)]), both.select(rows[len(train) :]), names, fingerprint, update)
 
 
 def _mark(file: str) -> list[Any]:

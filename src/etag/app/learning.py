@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from etag.app.bundle import About, Bundle, Lesson, Name, learnt_on, logarithmic, new_method
 from etag.core.files import checksum, write_atomically
@@ -35,6 +36,7 @@ class Material:
     held_out: ImageSet
     names: tuple[Name, ...]
     fingerprint: str  # tells whether two lessons are about the same images
+    update: bool = False  # more images of known classes; else all of them are new
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,12 @@ def _lesson(
         bars = ProgressBars(console, f"learning {len(material.names)} classes", [len(task.train)])
         open_things.callback(bars.close)
         engine = Engine(runtime, [bars])
-        method.begin_task(task)
-        engine.execute(method.phases(task), journal)
-        method.end_task(task)
+        if material.update:
+            engine.execute(method.refine(task, len(about.history)), journal)
+        else:
+            method.begin_task(task)
+            engine.execute(method.phases(task), journal)
+            method.end_task(task)
     outcome = _judged(engine, method, about, material, task, journal.seconds)
     if runtime.leader:
         bundle.write(method, outcome.about)
@@ -100,22 +105,25 @@ def _begun(runtime: Runtime, bundle: Bundle, about: About, material: Material) -
     else:
         method = new_method(about, runtime.placement)
         method.load_weights()
-    old, new = len(about.classes), len(material.names)
+    old, new = len(about.classes), 0 if material.update else len(material.names)
+    known = (*about.classes, *material.names)  # of a class that is known already the first place counts
+    places = torch.tensor([known.index(name) for name in material.names])
     task = Task(
         index=len(about.task_sizes),
         old=old,
         new=new,
-        train=_after(material.train, old),
-        test=_after(material.held_out, old),
+        train=_relabelled(material.train, places),
+        test=_relabelled(material.held_out, places),
         base=about.task_sizes[0] if about.task_sizes else new,
     )
-    method.check([*about.task_sizes, new])
+    if new:
+        method.check([*about.task_sizes, new])
     return method, task
 
 
-def _after(images: Any, old: int) -> Any:
-    """The same images; labels count on after the old classes."""
-    return images.relabelled(images.labels + old)
+def _relabelled(images: Any, places: Tensor) -> Any:
+    """The same images; labels are places among all classes."""
+    return images.relabelled(places[images.labels])
 
 
 def _make_ready(bundle: Bundle, about: About, material: Material) -> None:
@@ -135,7 +143,8 @@ def _judged(engine: Engine, method: Method, about: About, material: Material, ta
     swept = engine.sweep(scores_sweep(task.test, method.solver, predictor, method.context.preprocess, placement))
     scores, labels = logarithmic(predictor, swept["scores"]).cpu(), swept["labels"].cpu()
     right = (scores.argmax(1) == labels).double()
-    per_class = {name: right[labels == task.old + place].mean().item() for place, name in enumerate(material.names)}
+    known = (*about.classes, *material.names)
+    per_class = {name: right[labels == known.index(name)].mean().item() for name in material.names}
     old_accuracy = None
     if task.old and (imagined := method.imagined(task.old, IMAGINED)) is not None:
         made_labels, outputs = imagined
@@ -151,16 +160,17 @@ def _judged(engine: Engine, method: Method, about: About, material: Material, ta
         accuracy=right.mean().item(),
         seconds=round(seconds, 1),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        kind="update" if material.update else "learn",
     )
-    known = learnt_on(
+    now = learnt_on(
         about,
         lesson,
-        task_sizes=(*about.task_sizes, len(material.names)),
-        classes=(*about.classes, *material.names),
+        task_sizes=about.task_sizes if material.update else (*about.task_sizes, len(material.names)),
+        classes=about.classes if material.update else known,
         temperature=temperature,
         threshold=confidence.quantile(REJECTED).item(),
     )
-    return Outcome(lesson.accuracy, per_class, old_accuracy, lesson, known)
+    return Outcome(lesson.accuracy, per_class, old_accuracy, lesson, now)
 
 
 def expected_seconds(bundle: Bundle, about: About, material: Material) -> float:
@@ -169,7 +179,9 @@ def expected_seconds(bundle: Bundle, about: About, material: Material) -> float:
 
     def measure(runtime: Runtime) -> None:
         method, task = _begun(runtime, bundle, about, material)
-        found.append(seconds_of_task(runtime, method, task))
+        number = len(about.history)
+        plan = partial(method.refine, number=number) if material.update else method.learn
+        found.append(seconds_of_task(runtime, method, task, plan))
 
     launch(about.config.runtime.model_copy(update={"devices": 1}), measure)
     return found[0]

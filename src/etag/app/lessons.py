@@ -1,6 +1,7 @@
 """`etag learn`: a folder of images becomes a lesson, with settings that follow from the images."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from etag.app.bundle import About, Bundle
 from etag.app.folders import lesson_files, material
 from etag.app.learning import Material, Outcome, expected_seconds, learn
 from etag.core.errors import EtagError
-from etag.data.folders import Listing, split_off
 from etag.data.preprocess import Preprocess
 from etag.data.sources.folder import MEAN, STD
 from etag.experiments.config import RunConfig, resolve
@@ -26,6 +26,7 @@ def learn_folder(
     given: dict[str, Any],
     settings: Sequence[str] = (),
     *,
+    update: bool = False,
     say: Callable[[str], None],
     dry_run: bool = False,
     verbose: bool = True,
@@ -34,18 +35,24 @@ def learn_folder(
     bundle = Bundle(model)
     with bundle.locked():
         about = bundle.about() if bundle.exists() else None
-        listing = lesson_files(folder, about.classes if about else (), first=about is None)
-        about = _begin(listing, given, settings) if about is None else _go_on(about, listing, given, settings)
+        if update and about is None:
+            raise EtagError(f"there is no bundle '{model}' yet to update: learn classes first.")
+        listing = lesson_files(folder, about.classes if about else (), update)
+        files = [file for files in listing.values() for file in files]
+        if about is None:
+            start = automatic.for_images(files, given.get("model.weights"))
+            about = begin(len(files), start | given, settings)
+        else:
+            about = go_on(about, len(files), given, settings)
         data = about.config.data
-        lesson = material(listing, about.preprocess.size, data.memory, data.workers)
+        lesson = material(listing, about.preprocess.size, data.memory, data.workers, update)
         _announce(bundle, about, lesson, say)
         return None if dry_run else learn(bundle, about, lesson, verbose=verbose)
 
 
-def _begin(listing: Listing, given: dict[str, Any], settings: Sequence[str]) -> About:
-    files = [file for files in listing.values() for file in files]
-    start = automatic.for_images(files, given.get("model.weights"))
-    config = _with_length(listing, start | given, settings)
+def begin(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> About:
+    """How a bundle begins, with so many images."""
+    config = _with_length(images, given, settings)
     if METHODS[config.method.name].card.all_data:
         raise EtagError(
             f"{config.method.name} needs all images of all lessons, and none are kept: choose another method."
@@ -57,43 +64,44 @@ def _begin(listing: Listing, given: dict[str, Any], settings: Sequence[str]) -> 
     return About(
         config=config,
         preprocess=Preprocess(MEAN, STD, size, flip, config.data.resized_crop),
-        channels=3,
+        channels=len(MEAN),
         task_sizes=(),
         classes=(),
     )
 
 
-def _with_length(listing: Listing, given: dict[str, Any], settings: Sequence[str]) -> RunConfig:
-    """The configuration, its length in proportion to the images unless the user says otherwise."""
-    plain = resolve(RECIPE, given, settings)
-    train, _ = split_off(listing)
-    length = automatic.for_lesson(sum(map(len, train.values())), plain.train.batch_size)
-    said = {setting.partition("=")[0].strip() for setting in settings} | given.keys()
-    if said & {"train.steps", "train.epochs", "train.base"}:
-        return plain
-    return resolve(RECIPE, length | given, settings)
-
-
-def _go_on(about: About, listing: Listing, given: dict[str, Any], settings: Sequence[str]) -> About:
-    """The same configuration, but for how it trains now."""
-    asked = {*given, *(setting.partition("=")[0].strip() for setting in settings)}
+def go_on(about: About, images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> About:
+    """The same configuration, but for how it trains now, with so many images."""
+    asked = {*given, *map(_key, settings)}
     if fixed := sorted(key for key in asked if key.split(".")[0] in FIXED):
         raise EtagError(
             f"a bundle keeps what it began with, so {', '.join(fixed)} can not be set now: only train.* can."
         )
-    now = _with_length(listing, {"method": about.config.method.name}, settings)
-    return About(**(about.__dict__ | {"config": about.config.model_copy(update={"train": now.train})}))
+    now = _with_length(images, {"method": about.config.method.name} | given, settings)
+    return replace(about, config=about.config.model_copy(update={"train": now.train}))
+
+
+def _with_length(images: int, given: dict[str, Any], settings: Sequence[str]) -> RunConfig:
+    """The configuration, its length in proportion to the images unless the user says otherwise."""
+    plain = resolve(RECIPE, given, settings)
+    if {*given, *map(_key, settings)} & {"train.steps", "train.epochs", "train.base"}:
+        return plain
+    return resolve(RECIPE, automatic.for_lesson(images, plain.train.batch_size) | given, settings)
+
+
+def _key(setting: str) -> str:
+    return setting.partition("=")[0].strip()
 
 
 def _announce(bundle: Bundle, about: About, lesson: Material, say: Callable[[str], None]) -> None:
     """What will be done, and how long it should take."""
     known, config = len(about.classes), about.config
-    old = f", beside {known} known ones" if known else ""
+    kind = "known classes" if lesson.update else f"new classes, beside {known} known ones" if known else "new classes"
     training = config.train.for_task(len(about.task_sizes))
     length = f"{training.steps} steps" if training.steps else f"{training.epochs} epochs"
     size = about.preprocess.size
     say(
-        f"{len(lesson.names)} new classes{old}: {len(lesson.train)} images to learn from, "
+        f"{len(lesson.names)} {kind}: {len(lesson.train)} images to learn from, "
         f"{len(lesson.held_out)} held out; "
         f"{size}x{size} pixels, {config.model.backbone} of width {config.model.width or 'as is usual'}, "
         f"{config.method.name}, {length} of {training.batch_size} images."

@@ -12,6 +12,6 @@ def statement(bundle: Bundle) -> str:
     images = "images are stored (exemplars)" if card.exemplars else "no image is stored, and no feature of one"
     return (
         f"privacy: {images}. Stored are {data_size(sum(sizes.values()))}: {card.stores}; and the names of the "
-        "classes. This is no guarantee: from weights and generators something of the images may still be reconstructed, "
+        "classes. This is no guarantee: from weights and generators something of the images may be reconstructed, "
         "or it be found out whether an image was among them."
     )

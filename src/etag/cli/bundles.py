@@ -25,6 +25,9 @@ NONE_OF_THESE = "(none of these)"
 def learn(
     model: Annotated[Path, typer.Argument(help="The bundle: made on the first call, then learnt on.")],
     images: Annotated[Path, typer.Argument(help="A folder of new classes, a sub-folder of images each.")],
+    update: Annotated[
+        bool, typer.Option("--update", help="The images are more of classes that are known already.")
+    ] = False,
     method: Annotated[str | None, typer.Option(help="What learns, on the first call (see `etag methods`).")] = None,
     weights: Annotated[str | None, typer.Option(help="Weights that the backbone begins with.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random, on the first call.")] = None,
@@ -42,7 +45,7 @@ def learn(
         if value is not None
     }
     try:
-        outcome = learn_folder(model, images, given, setting or [], say=typer.echo, dry_run=dry_run)
+        outcome = learn_folder(model, images, given, setting or [], update=update, say=typer.echo, dry_run=dry_run)
     except KeyboardInterrupt as stopped:
         typer.echo(f"interrupted: '{model}' is as it was before; the same command goes on from here.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
@@ -178,6 +181,23 @@ def info(
     typer.echo(f"method {about.config.method.name}, images of {about.preprocess.size} pixels a side")
     typer.echo("on disk: " + ", ".join(f"{name} {data_size(size)}" for name, size in sizes.items()))
     typer.echo(statement(bundle))
+
+
+@app.command()
+def export(
+    model: Model,
+    onnx: Annotated[Path | None, typer.Option(help="Write ONNX (the extra `export`).")] = None,
+    torch: Annotated[Path | None, typer.Option(help="Write a program of torch.export.")] = None,
+) -> None:
+    """Write what predicts as one file for other programs, after comparing it with the bundle."""
+    from etag.app.exporting import export_onnx, export_torch
+    from etag.core.errors import EtagError
+
+    if onnx is None and torch is None:
+        raise EtagError("say what to write: --onnx FILE or --torch FILE.")
+    for out, write in ((onnx, export_onnx), (torch, export_torch)):
+        if out is not None:
+            typer.echo(f"{out}: written; it differs from the bundle by {write(model, out):.1e} at most.")
 
 
 @models.command()

@@ -1,13 +1,14 @@
 """What a run will take, from a few steps that are really made."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from etag.core.scenario import Task
-from etag.core.work import Journal, Phase, Sweep
+from etag.core.work import Journal, Phase, Plan, Sweep
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
@@ -69,7 +70,7 @@ def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     method.check(scenario.classes_per_task)
     for task, images in zip(scenario, scenario.images_given(method.card.all_data), strict=True):
         if task.index < 2:  # later tasks cost what the second does, image for image
-            costs = _costs(runtime, method, scenario.given(task, method.card.all_data))
+            costs = _costs(runtime, method, scenario.given(task, method.card.all_data), method.learn)
         found.seconds.append(sum(cost.seconds(images) for cost in costs))
         found.data_bytes = max(found.data_bytes, images * scenario.channels * scenario.size**2)
     method.rebuild(scenario.classes_per_task)
@@ -78,17 +79,16 @@ def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     found.network_bytes = 4 * 5 * sum(found.parameters.values())
 
 
-def seconds_of_task(runtime: Runtime, method: Method, task: Task) -> float:
-    """What the next task will take. The method is of no use afterwards."""
-    return sum(cost.seconds(len(task.train)) for cost in _costs(runtime, method, task))
+def seconds_of_task(runtime: Runtime, method: Method, task: Task, plan: Callable[[Task], Plan]) -> float:
+    """What the work planned for a task will take. The method is of no use afterwards."""
+    return sum(cost.seconds(len(task.train)) for cost in _costs(runtime, method, task, plan))
 
 
-def _costs(runtime: Runtime, method: Method, task: Task) -> list[_Cost]:
-    """Begin a task, and measure each piece of its work on a few of its images."""
+def _costs(runtime: Runtime, method: Method, task: Task, plan: Callable[[Task], Plan]) -> list[_Cost]:
+    """Measure each piece of the work on a few of the task's images."""
     piece = _piece(task, BATCHES * method.context.train.for_task(task.index).batch_size)
-    method.begin_task(piece)
     watch = _Stopwatch(runtime, len(piece.train))
-    watch.execute(method.phases(piece))
+    watch.execute(plan(piece))
     return watch.costs
 
 

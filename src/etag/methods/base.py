@@ -260,6 +260,18 @@ class Method(ABC):
     def phases(self, task: Task) -> Plan:
         """The work of a task, piece by piece. A pure function of the method's state."""
 
+    def learn(self, task: Task) -> Plan:
+        """A whole task, from its beginning to its end."""
+        self.begin_task(task)
+        yield from self.phases(task)
+        self.end_task(task)
+
+    def refine(self, task: Task, number: int) -> Plan:  # noqa: ARG002
+        """The work of a task without new classes: more images of known ones. `number` tells it from others."""
+        raise EtagError(
+            f"{self.options.name} can not learn more of the classes it knows: choose gfr, etag or one of their kin."
+        )
+
     def end_task(self, task: Task) -> None:  # noqa: B027 (most methods have nothing to do here)
         """After the last phase."""
 
@@ -379,6 +391,10 @@ class Method(ABC):
         every = self.outputs_per_class
         classes = self.seen if self.options.argmax == "seen" else self.solver.head.outputs // every
         return LinearPredictor(classes, every)
+
+    def forget(self, label: int) -> None:  # noqa: ARG002
+        """Remove a class from everything that knows it; the labels after it move up."""
+        raise EtagError(f"{self.options.name} can not forget a class: choose fine, gfr, etag or one of their kin.")
 
     def imagined(self, classes: int, each: int) -> tuple[Tensor, Outputs] | None:  # noqa: ARG002
         """Labels and what the solver would say of so many images of each of the first `classes` classes, made by the

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 from torch import Tensor
 
+from etag.core.errors import EtagError
 from etag.core.outputs import Outputs
 from etag.core.scenario import Task
 from etag.core.work import Plan, Term
@@ -16,6 +17,7 @@ from etag.methods.parts.adversarial import AdversarialOptions, AdversarialReplay
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.prototypes import PrototypeOptions, PrototypeReplay
 from etag.methods.parts.ratio import Ratio, class_ratio
+from etag.methods.parts.refinement import head_phase
 from etag.methods.parts.replay import ReplayingMethod, generator_by_name, replay_term
 from etag.methods.parts.variational import VariationalOptions, VariationalReplay
 from etag.methods.registry import method
@@ -94,6 +96,24 @@ class GFR(ReplayingMethod):
             swept = yield self.features_sweep("features", task.train, o.feature_passes)
             weights = self.generator_weights(task)
             yield self.replay.phase(task, self.solver.head, swept, weights, self.stream("generator"))
+
+    def refine(self, task: Task, number: int) -> Plan:
+        """The backbone stays. The head learns features of the images beside made ones of all classes; then the
+        generator learns them, and stays like itself otherwise."""
+        o, stream = self.options.generator, self.stream("refine", number)
+        if o.kind != "cvae":
+            raise EtagError(f"generator={o.kind} can not learn more of the classes it knows: cvae can.")
+        self.replay.begin_task(task)
+        swept = yield self.features_sweep("features", task.train, o.feature_passes)
+        passes = swept["features"].view(o.feature_passes, len(task.train), -1)
+        labels, placement = swept["labels"][: len(task.train)], self.context.placement
+        training = o.train.for_task(task.index)
+        yield head_phase(
+            self.solver.head, self.replay, task, passes, labels, training, stream.child("head"), placement
+        )
+        known = max(1, task.seen - len(labels.unique()))
+        weights = generator_weights(known / len(labels.unique()), guidance=self.options.guidance)
+        yield self.replay.phase(task, self.solver.head, swept, weights, stream.child("generator"))
 
     def terms(self, task: Task) -> list[Term]:
         """Eq. (1) at the base task; after it Eqs. (5) and (3)."""
