@@ -51,7 +51,7 @@ def _metadata(about: About) -> dict[str, str]:
     size = about.preprocess.size
     return {
         "classes": json.dumps([written_name(name) for name in about.classes]),
-        "input": f"images: float32, (n, {about.channels}, {size}, {size}), pixels from 0 to 1, resized to {size}x{size}",
+        "input": f"images: float32, (n, {about.channels}, {size}, {size}), from 0 to 1, resized to {size}x{size}",
         "output": "probabilities: float32, (n, classes)",
         "threshold": str(about.threshold),
         "made_by": "etag",

@@ -85,12 +85,8 @@ def _lesson(
         bars = ProgressBars(console, f"learning {len(material.names)} classes", [len(task.train)])
         open_things.callback(bars.close)
         engine = Engine(runtime, [bars])
-        if material.update:
-            engine.execute(method.refine(task, len(about.history)), journal)
-        else:
-            method.begin_task(task)
-            engine.execute(method.phases(task), journal)
-            method.end_task(task)
+        plan = method.refine(task, len(about.history)) if material.update else method.whole_task(task)
+        engine.execute(plan, journal)
     outcome = _judged(engine, method, about, material, task, journal.seconds)
     if runtime.leader:
         bundle.write(method, outcome.about)
@@ -180,7 +176,7 @@ def expected_seconds(bundle: Bundle, about: About, material: Material) -> float:
     def measure(runtime: Runtime) -> None:
         method, task = _begun(runtime, bundle, about, material)
         number = len(about.history)
-        plan = partial(method.refine, number=number) if material.update else method.learn
+        plan = partial(method.refine, number=number) if material.update else method.whole_task
         found.append(seconds_of_task(runtime, method, task, plan))
 
     launch(about.config.runtime.model_copy(update={"devices": 1}), measure)

@@ -70,7 +70,7 @@ def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     method.check(scenario.classes_per_task)
     for task, images in zip(scenario, scenario.images_given(method.card.all_data), strict=True):
         if task.index < 2:  # later tasks cost what the second does, image for image
-            costs = _costs(runtime, method, scenario.given(task, method.card.all_data), method.learn)
+            costs = _costs(runtime, method, scenario.given(task, method.card.all_data), method.whole_task)
         found.seconds.append(sum(cost.seconds(images) for cost in costs))
         found.data_bytes = max(found.data_bytes, images * scenario.channels * scenario.size**2)
     method.rebuild(scenario.classes_per_task)

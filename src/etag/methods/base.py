@@ -260,7 +260,7 @@ class Method(ABC):
     def phases(self, task: Task) -> Plan:
         """The work of a task, piece by piece. A pure function of the method's state."""
 
-    def learn(self, task: Task) -> Plan:
+    def whole_task(self, task: Task) -> Plan:
         """A whole task, from its beginning to its end."""
         self.begin_task(task)
         yield from self.phases(task)
