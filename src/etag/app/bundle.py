@@ -209,9 +209,13 @@ class Bundle:
         )
         os.replace(aside, place)
         write_atomically(self._current, str(number))
-        for old in self.versions[:-KEPT_VERSIONS]:
-            shutil.rmtree(self._versions / str(old))
+        self.drop_versions(KEPT_VERSIONS)
         self.clear_work()
+
+    def drop_versions(self, kept: int = 1) -> None:
+        """Remove all versions but the newest."""
+        for old in self.versions[:-kept]:
+            shutil.rmtree(self._versions / str(old))
 
     # -- what is in the version in force ---------------------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from etag.app import settings as automatic
-from etag.app.bundle import About, Bundle
+from etag.app.bundle import About, Bundle, Lesson, Name, learnt_on
 from etag.app.folders import lesson_files, material
 from etag.app.learning import Material, Outcome, expected_seconds, learn
 from etag.core.errors import EtagError
@@ -107,3 +108,21 @@ def _announce(bundle: Bundle, about: About, lesson: Material, say: Callable[[str
         f"{config.method.name}, {length} of {training.batch_size} images."
     )
     say(f"this should take about {duration(expected_seconds(bundle, about, lesson))}.")
+
+
+def forget_class(model: Path, name: Name) -> About:
+    """Take a class out of a bundle: its rows in head, auxiliaries and generator are removed, not just hidden."""
+    bundle = Bundle(model)
+    with bundle.locked():
+        method, about = bundle.learner()
+        if name not in about.classes:
+            raise EtagError(f"'{model}' knows no class '{name}': known are {', '.join(map(str, about.classes))}.")
+        if len(about.classes) <= 2:
+            raise EtagError("two classes at least must be left to tell apart.")
+        method.forget(about.classes.index(name))
+        lesson = Lesson((name,), 0, 0, None, 0.0, datetime.now(UTC).isoformat(timespec="seconds"), "forget")
+        left = tuple(known for known in about.classes if known != name)
+        about = learnt_on(about, lesson, classes=left, task_sizes=tuple(method.task_sizes))
+        bundle.write(method, about)
+        bundle.drop_versions()
+        return about

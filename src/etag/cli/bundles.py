@@ -200,6 +200,17 @@ def export(
             typer.echo(f"{out}: written; it differs from the bundle by {write(model, out):.1e} at most.")
 
 
+@app.command()
+def forget(
+    model: Model, name: Annotated[str, typer.Argument(metavar="CLASS", help="A class that it knows.")]
+) -> None:
+    """Remove a class. Older versions, which know it still, are removed as well."""
+    from etag.app.lessons import forget_class
+
+    about = forget_class(model, name)
+    typer.echo(f"'{model}' knows '{name}' no more; {len(about.classes)} classes are left.")
+
+
 @models.command()
 def rollback(model: Model) -> None:
     """Go back to the version before the one in force."""

@@ -128,6 +128,7 @@ class Method(ABC):
     embeds: ClassVar[bool] = False  # whether it is another method with embedding distillation added
     outputs_per_class: ClassVar[int] = 1  # of the head
     answering: ClassVar[frozenset[str]] = frozenset({"solver"})  # roles of the parts that its predictor is made of
+    forgets: ClassVar[bool] = False  # whether a class can be taken out of it
     domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
     views: Views = IDENTITY  # that its own terms look at
 
@@ -392,9 +393,22 @@ class Method(ABC):
         classes = self.seen if self.options.argmax == "seen" else self.solver.head.outputs // every
         return LinearPredictor(classes, every)
 
-    def forget(self, label: int) -> None:  # noqa: ARG002
+    def forget(self, label: int) -> None:
         """Remove a class from everything that knows it; the labels after it move up."""
-        raise EtagError(f"{self.options.name} can not forget a class: choose fine, gfr, etag or one of their kin.")
+        if not self.forgets or self.memory is not None or self.options.head != "growing":
+            raise EtagError(f"{self.options.name} can not forget a class: fine, gfr, etag and their kin can.")
+        task, place = 0, label
+        while place >= self.task_sizes[task]:
+            place -= self.task_sizes[task]
+            task += 1
+        if self.embedding is not None and task == 0:
+            if self.task_sizes[0] == 1:
+                raise EtagError("the last class of the first lesson can not be forgotten: all others build upon it.")
+            for auxiliary in self.solver.auxiliaries:
+                auxiliary.head.drop(label * self.views.count, self.views.count)
+        self.solver.head.drop(label)
+        self.task_sizes[task] -= 1
+        self.task_sizes = [classes for classes in self.task_sizes if classes]
 
     def imagined(self, classes: int, each: int) -> tuple[Tensor, Outputs] | None:  # noqa: ARG002
         """Labels and what the solver would say of so many images of each of the first `classes` classes, made by the

@@ -79,6 +79,7 @@ class GFR(ReplayingMethod):
     """The solver first, with the old generator's features; then the generator, on the frozen solver's features."""
 
     Options = GfrOptions
+    forgets = True
 
     replays: ClassVar[dict[str, type[Any]]] = REPLAYS
 
@@ -114,6 +115,13 @@ class GFR(ReplayingMethod):
         known = max(1, task.seen - len(labels.unique()))
         weights = generator_weights(known / len(labels.unique()), guidance=self.options.guidance)
         yield self.replay.phase(task, self.solver.head, swept, weights, stream.child("generator"))
+
+    def forget(self, label: int) -> None:
+        """In the generator too."""
+        if self.options.generator.kind != "cvae":
+            raise EtagError(f"generator={self.options.generator.kind} can not forget a class: cvae can.")
+        super().forget(label)
+        self.replay.generator.drop(label)
 
     def terms(self, task: Task) -> list[Term]:
         """Eq. (1) at the base task; after it Eqs. (5) and (3)."""
