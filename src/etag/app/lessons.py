@@ -120,9 +120,14 @@ def forget_class(model: Path, name: Name) -> About:
         if len(about.classes) <= 2:
             raise EtagError("two classes at least must be left to tell apart.")
         method.forget(about.classes.index(name))
-        lesson = Lesson((name,), 0, 0, None, 0.0, datetime.now(UTC).isoformat(timespec="seconds"), "forget")
-        left = tuple(known for known in about.classes if known != name)
-        about = learnt_on(about, lesson, classes=left, task_sizes=tuple(method.task_sizes))
+        lesson = Lesson((), 0, 0, None, 0.0, datetime.now(UTC).isoformat(timespec="seconds"), "forget")
+        history = tuple(replace(past, classes=_without(past.classes, name)) for past in about.history)
+        left = replace(about, classes=_without(about.classes, name), history=history)
+        about = learnt_on(left, lesson, task_sizes=tuple(method.task_sizes))
         bundle.write(method, about)
         bundle.drop_versions()
         return about
+
+
+def _without(names: tuple[Name, ...], name: Name) -> tuple[Name, ...]:
+    return tuple(known for known in names if known != name)
