@@ -54,7 +54,24 @@ def test_a_preset_goes_below_what_is_given_and_above_the_defaults():
     assert made(name="warm", embedding=None).embedding is None
 
 
-WITH_GENERATOR = ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3", "dgr", "edgr", "tag")
+WITH_GENERATOR = (
+    "gfr",
+    "egfr",
+    "etag",
+    "b0",
+    "b1",
+    "b2",
+    "b3",
+    "dgr",
+    "edgr",
+    "tag",
+    "bir",
+    "ebir",
+    "gc",
+    "egc",
+    "abd",
+    "eabd",
+)
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -58,7 +58,9 @@ def test_listening_changes_no_answer_and_hears_what_enters_each_layer(solver):
     assert torch.equal(first.running_mean, norms[0].running_mean)
     assert listening(images)[1] is not layers
     assert len(listening(images)[1]) == len(norms), "what was heard before is forgotten"
-    assert not any(part._forward_pre_hooks for part in solver.modules()), "the solver itself is left alone"
+    assert not any(part._forward_pre_hooks for part in solver.modules()), "nobody listens any more"
+    assert all(part.folds for part in solver.modules() if hasattr(part, "folds"))
+    assert not any(part.training for part in listening.train().modules() if part is not listening)
 
 
 @torch.no_grad()
@@ -80,4 +82,3 @@ def test_gradients_pass_to_the_images(solver):
     logits, layers = Listening(solver)(images)
     (logits.sum() + sum(statistics_divergence(*layer) for layer in layers)).backward()
     assert images.grad.abs().sum() > 0
-    assert all(parameter.grad is None for parameter in solver.parameters())

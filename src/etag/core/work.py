@@ -112,8 +112,9 @@ class Phase:
     """Something to train: one module whose forward(batch) returns the named terms.
 
     Everything that enters the loss is computed in that forward, so DDP and autocast see all of it. Parameters of
-    the module that belong to no player are frozen while the phase runs. Building a phase draws nothing and
-    changes nothing: on resume, finished phases are built again and skipped by name.
+    the module that belong to no player are frozen while the phase runs. Building a phase draws nothing,
+    changes nothing and copies nothing that an earlier phase trains: on resume, finished phases are built again and
+    skipped, and what they trained is brought back only when the next one runs.
     """
 
     name: str

@@ -36,7 +36,7 @@ def statistics_divergence(mean: Tensor, variance: Tensor, wanted_mean: Tensor, w
 def roughness(images: Tensor) -> Tensor:
     """Mean squared difference of images and their blurred selves: a Gaussian of 5 x 5 pixels, edges reflected."""
     channels = images.shape[1]
-    line = torch.exp(-torch.arange(-2.0, 3.0).square() / (2 * BLUR**2)).to(images)
+    line = torch.exp(-torch.arange(-2, 3, dtype=images.dtype, device=images.device).square() / (2 * BLUR**2))
     kernel = (line[:, None] * line / line.sum().square()).expand(channels, 1, 5, 5)
     blurred = functional.conv2d(functional.pad(images, (2,) * 4, mode="reflect"), kernel, groups=channels)
     return functional.mse_loss(images, blurred)

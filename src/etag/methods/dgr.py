@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator
 from torch import Tensor
 
 from etag.core.outputs import Need, needed
@@ -50,6 +50,9 @@ class DgrOptions(MethodOptions):
     """Options of DGR and Tag."""
 
     guidance: bool = Field(False, description="let the frozen solver guide the VAE's training: Tag")
+    guide_weight: NonNegativeFloat = Field(
+        1.0, description="of the guiding cross-entropy, beside the log-likelihood, a sum over all pixels"
+    )
     generator: Annotated[ImageVariationalOptions | ImageAdversarialOptions, Field(discriminator="kind")] = Field(
         ImageVariationalOptions(), description="cvae or wgan, by `kind`; a name alone takes its defaults"
     )
@@ -90,7 +93,8 @@ class DGR(ReplayingMethod):
         if o.last_task or task.seen < self.context.classes:
             pixels = self.sweep_batches("pixels", task.train, augment=o.feature_passes > 1)
             swept = yield Sweep("pixels", Pixels(self.context.preprocess), pixels, epochs=o.feature_passes)
-            weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance), "guide_old": 0.0, "match": 0.0}
+            guide = self.options.guidance * self.options.guide_weight
+            weights = {"kl": 1.0, "recon": 1.0, "guide": guide, "guide_old": 0.0, "match": 0.0}
             phase = self.replay.phase(task, head, swept, weights, self.stream("generator"))
             if task.index:
                 phase = replace(phase, batches=ReplayMixture(phase.batches, 1 - new, self.replayed(task, head)))

@@ -1,8 +1,11 @@
 """What makes images out of a frozen solver: a generator, and ears at its BatchNorm layers."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +13,7 @@ from torch.nn import functional
 
 from etag.core.outputs import Need, Outputs, needed
 from etag.models.modules import BatchNorm, ConvNorm
-from etag.models.solver import Frozen, Solver
+from etag.models.solver import Solver
 
 SMALLEST = 7  # side of the map that images grow from, or a little more
 
@@ -56,24 +59,41 @@ class Statistics(NamedTuple):
 
 
 class Listening(nn.Module):
-    """A frozen copy of a solver that also tells what enters its BatchNorm layers."""
+    """A solver that also tells what enters its BatchNorm layers. It is the solver itself, but does not train when its
+    user does."""
 
     def __init__(self, solver: Solver) -> None:
         super().__init__()
-        self.solver = Frozen(solver)
-        self._heard: list[Statistics] = []
-        for part in self.solver.network.backbone.modules():
-            if isinstance(part, ConvNorm):
-                part.folds = False
-            elif isinstance(part, BatchNorm):
-                part.register_forward_pre_hook(self._hear)
+        self.solver = solver.eval()
 
-    def _hear(self, norm: nn.Module, entering: tuple[Tensor]) -> None:
-        variance, mean = torch.var_mean(entering[0], dim=(0, 2, 3), correction=0)
-        self._heard.append(Statistics(mean, variance, norm.running_mean, norm.running_var))  # type: ignore[arg-type]
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Who only tells does not train."""
+        return self
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[Statistics]]:
         """Logits; the statistics of every BatchNorm layer."""
-        self._heard = []
-        said: Outputs = self.solver.network(images, Need.LOGITS)
-        return needed(said.logits), self._heard
+        with self._heard() as heard:
+            said: Outputs = self.solver(images, Need.LOGITS)
+        return needed(said.logits), heard
+
+    @contextmanager
+    def _heard(self) -> Iterator[list[Statistics]]:
+        """What is noted within. Folded into their convolutions, the layers would have no input of their own."""
+        heard: list[Statistics] = []
+        pairs = [part for part in self.solver.backbone.modules() if isinstance(part, ConvNorm)]
+        norms = [part for part in self.solver.backbone.modules() if isinstance(part, BatchNorm)]
+        handles = [norm.register_forward_pre_hook(partial(_hear, heard)) for norm in norms]
+        for pair in pairs:
+            pair.folds = False
+        try:
+            yield heard
+        finally:
+            for pair in pairs:
+                pair.folds = True
+            for handle in handles:
+                handle.remove()
+
+
+def _hear(heard: list[Statistics], norm: nn.Module, entering: tuple[Tensor]) -> None:
+    variance, mean = torch.var_mean(entering[0], dim=(0, 2, 3), correction=0)
+    heard.append(Statistics(mean, variance, norm.running_mean, norm.running_var))  # type: ignore[arg-type]
