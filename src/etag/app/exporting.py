@@ -2,6 +2,10 @@
 
 import io
 import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +71,16 @@ def export_onnx(model: Path, out: Path) -> float:
     except ImportError as error:
         raise EtagError("export to ONNX needs more packages: pip install 'etag-cil[export]'.") from error
     module, about, images = _ready(model)
-    batch = torch.export.Dim("batch", min=1)
-    program = torch.onnx.export(
-        module,
-        (images,),
-        input_names=["images"],
-        output_names=["probabilities"],
-        dynamic_shapes={"images": {0: batch}},
-        dynamo=True,
-        verbose=False,
-    )
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            (images,),
+            input_names=["images"],
+            output_names=["probabilities"],
+            dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
+            dynamo=True,
+            verbose=False,
+        )
     assert program is not None
     proto = program.model_proto
     for key, value in _metadata(about).items():
@@ -97,7 +101,10 @@ def export_onnx(model: Path, out: Path) -> float:
 def export_torch(model: Path, out: Path) -> float:
     """The same as a program of torch.export, to be loaded by torch.export.load."""
     module, about, images = _ready(model)
-    program = torch.export.export(module, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}})
+    with _quiet():
+        program = torch.export.export(
+            module, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}}
+        )
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files=_metadata(about))
     data = buffer.getvalue()
@@ -105,6 +112,18 @@ def export_torch(model: Path, out: Path) -> float:
     worst = max(_difference(module, rows, loaded(rows)) for rows in (images, images[:1]))
     _write(out, data, worst)
     return worst
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter tells of packages that are not needed here."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    log.setLevel(level)
 
 
 def _difference(module: nn.Module, images: Tensor, found: Tensor) -> float:

@@ -87,10 +87,10 @@ def _lesson(
         engine = Engine(runtime, [bars])
         plan = method.refine(task, len(about.history)) if material.update else method.whole_task(task)
         engine.execute(plan, journal)
-    outcome = _judged(engine, method, about, material, task, journal.seconds)
-    if runtime.leader:
-        bundle.write(method, outcome.about)
-    found.append(outcome)
+        outcome = _judged(engine, method, about, material, task, journal.seconds)
+        if runtime.leader:
+            bundle.write(method, outcome.about)
+        found.append(outcome)
 
 
 def _begun(runtime: Runtime, bundle: Bundle, about: About, material: Material) -> tuple[Method, Task]:
