@@ -152,15 +152,20 @@ class Bundle:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else changes it meanwhile. It is made if it is not there."""
-        if self.path.exists() and not self.exists() and not self.work.exists() and any(self.path.iterdir()):
+        if self.path.exists() and not self._versions.is_dir() and (self.path.is_file() or any(self.path.iterdir())):
             raise EtagError(f"'{self.path}' exists and is no bundle: choose another directory.")
+        begun = self._versions.is_dir()
         try:
             self._versions.mkdir(parents=True, exist_ok=True)
             (self.path / ".lock").touch()
         except OSError as error:
             raise EtagError(f"the bundle '{self.path}' can not be written: {error.strerror}.") from error
-        with locked(self.path / ".lock", f"another process changes '{self.path}': wait for it."):
-            yield
+        try:
+            with locked(self.path / ".lock", f"another process changes '{self.path}': wait for it."):
+                yield
+        finally:
+            if not begun and not self.exists() and not self.work.exists():
+                shutil.rmtree(self.path, ignore_errors=True)  # nothing came of it
 
     # -- versions ---------------------------------------------------------------------------------------------------
 
