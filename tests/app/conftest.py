@@ -1,13 +1,16 @@
 """Bundles of seconds: digits as folders of small images."""
 
+import io
 import json
-import os
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from etag.cli import main
 
 QUICK = ["data.size=8", "model.width=4", "train.batch_size=16", "train.steps=40", "train.base={steps: 60}"]
 QUICK_GENERATOR = ["method.generator.train.steps=60", "method.generator.feature_passes=1"]
@@ -18,16 +21,26 @@ def settings(*more, generator=True):
     return [part for word in words for part in ("--set", word)]
 
 
-def etag(*words, cwd=None, stdin=None, **environment):
-    """The command line, as a user has it."""
-    return subprocess.run(
-        [sys.executable, "-m", "etag.cli", *map(str, words)],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-    )
+@dataclass
+class Done:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def etag(*words, stdin=""):
+    """The command line as a user has it, in this process: importing torch each time would take longer than the rest."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["etag", *map(str, words)])
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="session")
