@@ -31,7 +31,7 @@ class Done:
 
 
 def etag(*words, stdin=""):
-    """The command line as a user has it, in this process: importing torch each time would take longer than the rest."""
+    """The command line as a user has it, in this process: importing torch each time would take longest of all."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["etag", *map(str, words)])
