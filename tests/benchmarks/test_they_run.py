@@ -36,7 +36,7 @@ def test_checkpoints():
 
 
 def test_flat_cost(tmp_path):
-    said = output("flat_cost.py", "--size", 8, "--steps", 1, "--out", tmp_path / "picture.png")
+    said = output("flat_cost.py", "--width", 4, "--size", 8, "--steps", 1, "--out", tmp_path / "picture.png")
     assert "| 200 | 1000 |" in said
     assert "bytes a class adds: backbone 0" in said
     assert (tmp_path / "picture.png").stat().st_size > 10_000

@@ -10,11 +10,12 @@ from etag.core.random import Placement, Stream
 from etag.core.work import Phase, Player
 from etag.data.batches import ClassBatches
 from etag.engine.engine import Engine
-from etag.methods.gc import ClassVAEObjective, LikelihoodPredictor
+from etag.methods.parts.class_vaes import ClassVAEObjective
 from etag.methods.parts.frozen import Scale
 from etag.models.class_vaes import ClassVAEs
 from etag.models.initial import build
 from etag.models.modules import Modules
+from etag.models.predictors import LikelihoodPredictor
 
 
 def test_the_backbone_is_trained_once_and_classes_never_meet(lab, snapshot):

@@ -24,6 +24,11 @@ def test_a_known_method_always_looks_the_same():
     assert method_looks(["lwf", "fine"])[0] == METHOD_LOOKS["lwf"]
 
 
+def test_methods_on_one_picture_differ_in_colour_while_there_are_colours():
+    for methods in (["dgr", "tag"], ["gfr", "b2", "lwf", "lucir"], ["bir", "gc", "abd", "etag"], ["a", "b", "etag"]):
+        assert len({look.colour for look in method_looks(methods)}) == len(methods)
+
+
 def test_no_two_look_alike():
     methods = ["etag", "etag", "etag", "gfr", "mine", "fine", "joint", "yours"]
     assert len(set(method_looks(methods))) == len(methods)

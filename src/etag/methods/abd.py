@@ -8,44 +8,22 @@ solver could tell; so new classes are learnt among themselves, and against old o
 from dataclasses import replace
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 from torch.nn import functional
 
-from etag.core.options import Options, Schedule
 from etag.core.outputs import Need, needed
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Moments, Phase, Plan, Player, Step, Term, Terms
+from etag.core.work import Batch, Moments, Phase, Plan, Player, Step, Term
 from etag.data.batches import CodeBatches
 from etag.losses.classification import weighted_cross_entropy
-from etag.losses.inversion import class_balance, confidence, roughness, statistics_divergence
 from etag.methods.base import Card, Method, MethodOptions
 from etag.methods.parts.images import WithReplayed
-from etag.methods.parts.replay import GeneratorTrainOptions
+from etag.methods.parts.inversion import InversionObjective, InversionOptions
 from etag.methods.registry import method
 from etag.models.initial import build
 from etag.models.inversion import ImageGenerator, Listening
-
-
-class InversionTrainOptions(GeneratorTrainOptions):
-    """Adam 1e-3 throughout."""
-
-    lr: PositiveFloat = 1e-3
-    steps: PositiveInt = Field(10_000, description="after each task but the last; 50,000 for ImageNet")
-    schedule: Schedule = "constant"
-
-
-class InversionOptions(Options):
-    """The generator, and the weights of what it minimises."""
-
-    latent: PositiveInt = 1000
-    train: InversionTrainOptions = InversionTrainOptions()
-    confidence: NonNegativeFloat = 1.0
-    tau: PositiveFloat = Field(1000.0, description="temperature of the confidence")
-    balance: NonNegativeFloat = 1.0
-    statistics: NonNegativeFloat = Field(50.0, description="shared by all BatchNorm layers")
-    roughness: NonNegativeFloat = 1e-3
 
 
 class AbdOptions(MethodOptions):
@@ -141,6 +119,7 @@ class ABD(Method):
 
     def parts(self) -> dict[str, nn.Module]:
         """The generator too."""
+<<<<<<< HEAD
         learning = {"generator": self.generator, "moments": self.moments}
         return super().parts() | (learning if self.context.learns else {})
 
@@ -167,3 +146,6 @@ class InversionObjective(nn.Module):
             divergence = torch.stack([statistics_divergence(*layer) for layer in layers]).mean()
             terms["statistics"] = o.statistics * divergence
         return terms
+=======
+        return super().parts() | {"generator": self.generator, "moments": self.moments}
+>>>>>>> main

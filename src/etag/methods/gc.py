@@ -2,47 +2,28 @@
 
 from typing import Literal
 
-import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from etag.core.options import Options, Schedule
-from etag.core.outputs import Need, Outputs, Predictor, needed
+from etag.core.outputs import Predictor
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Phase, Plan, Player, Terms
+from etag.core.work import Phase, Plan, Player
 from etag.data.batches import ClassBatches
-from etag.losses.generation import prior_divergence, reparametrise, squared_error
 from etag.methods.base import Card
-from etag.methods.parts.frozen import FrozenFeatureMethod, FrozenFeatureOptions, Scale
-from etag.methods.parts.replay import GeneratorTrainOptions
+from etag.methods.parts.class_vaes import ClassVAEObjective, ClassVAEOptions
+from etag.methods.parts.frozen import FrozenFeatureMethod, FrozenFeatureOptions
 from etag.methods.registry import method
 from etag.models.class_vaes import ClassVAEs
 from etag.models.initial import build
 from etag.models.modules import Modules
-
-
-class GcTrainOptions(GeneratorTrainOptions):
-    """Adam 1e-3 throughout; a step is one of every class of the task, with a batch of its own."""
-
-    lr: PositiveFloat = 1e-3
-    steps: PositiveInt | None = Field(500, description="of each class")
-    batch_size: PositiveInt = Field(256, description="features of each class per step")
-    schedule: Schedule = "constant"
-
-
-class GcGeneratorOptions(Options):
-    """The VAE of a class."""
-
-    latent: PositiveInt = 20
-    hidden: PositiveInt = 85
-    train: GcTrainOptions = GcTrainOptions()
+from etag.models.predictors import LikelihoodPredictor
 
 
 class GcOptions(FrozenFeatureOptions):
     """GC's own options."""
 
-    generator: GcGeneratorOptions = GcGeneratorOptions()
+    generator: ClassVAEOptions = ClassVAEOptions()
     samples: PositiveInt | Literal["mean"] = Field(
         "mean",
         description="latent codes of the likelihood's importance sampling; mean: the most likely code alone, fast",
@@ -92,47 +73,3 @@ class GC(FrozenFeatureMethod):
     def parts(self) -> dict[str, nn.Module]:
         """The VAEs too."""
         return super().parts() | {"generator": self.classes}
-
-
-class ClassVAEObjective(nn.Module):
-    """The ELBO of every class, a number for each feature; classes are summed, for none has a share in another's."""
-
-    def __init__(self, classes: ClassVAEs) -> None:
-        super().__init__()
-        self.classes = classes
-
-    def forward(self, batch: Batch) -> Terms:
-        """A row of the batch is a feature of each class."""
-        features = batch.inputs.transpose(0, 1)  # (classes, rows, feature)
-        mean, log_variance = self.classes.encode(features)
-        noise = batch.draws.normal("posterior", batch.total, len(features), self.classes.latent).transpose(0, 1)
-        made = self.classes.decode(reparametrise(mean, log_variance, noise))
-        scale = len(features) / self.classes.features  # the mean over rows of all classes, as a sum of classes
-        return {
-            "kl": scale * prior_divergence(mean.flatten(0, 1), log_variance.flatten(0, 1)),
-            "recon": scale * squared_error(made.flatten(0, 1), features.flatten(0, 1)),
-        }
-
-
-class LikelihoodPredictor(nn.Module):
-    """Scores are the classes' log-likelihoods of the feature, each class being as likely as another before."""
-
-    need, probabilities = Need.FEATURE, False
-
-    def __init__(self, scale: Scale, classes: Modules[ClassVAEs], samples: int | Literal["mean"]) -> None:
-        super().__init__()
-        self.scale, self.classes = scale, classes
-        self._samples = samples
-
-    def forward(self, outputs: Outputs) -> Tensor:
-        """One row an image, one column a class."""
-        features = self.scale(needed(outputs.feature))
-        noise = self._noise().to(features)
-        return torch.cat([vaes.log_likelihoods(features, noise) for vaes in self.classes], dim=1)
-
-    def _noise(self) -> Tensor:
-        """The same at every call: an answer does not depend on what was asked before."""
-        latent = next(iter(self.classes)).latent
-        if self._samples == "mean":
-            return torch.zeros(1, latent)
-        return torch.randn(self._samples, latent, generator=Stream.root(0).generator("samples"))

@@ -1,12 +1,16 @@
 """How a solver's outputs become scores over the classes seen."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from etag.core.outputs import Need, Outputs, needed
-from etag.models.modules import Kept
+from etag.core.random import Stream
+from etag.models.class_vaes import ClassVAEs
+from etag.models.modules import Kept, Modules
+from etag.models.replay_network import ReplayNetwork
 
 
 class LinearPredictor(nn.Module):
@@ -81,3 +85,41 @@ class RectifyingPredictor(Kept):
         ratio = (self.initial / self.current) * (self.confidence[-1] / self.confidence[self.task])
         sound = (self.initial > 0) & (self.current > 0) & (self.confidence[self.task] > 0) & (self.confidence[-1] > 0)
         return torch.where(sound & (self.task < len(self.confidence) - 1), ratio, torch.ones_like(ratio))
+
+
+class LikelihoodPredictor(nn.Module):
+    """Scores are the classes' log-likelihoods of the feature, each class being as likely as another before."""
+
+    need, probabilities = Need.FEATURE, False
+
+    def __init__(self, scale: nn.Module, classes: Modules[ClassVAEs], samples: int | Literal["mean"]) -> None:
+        super().__init__()
+        self.scale, self.classes = scale, classes
+        self._samples = samples
+
+    def forward(self, outputs: Outputs) -> Tensor:
+        """One row an image, one column a class."""
+        features = self.scale(needed(outputs.feature))
+        noise = self._noise().to(features)
+        return torch.cat([vaes.log_likelihoods(features, noise) for vaes in self.classes], dim=1)
+
+    def _noise(self) -> Tensor:
+        """The same at every call: an answer does not depend on what was asked before."""
+        latent = next(iter(self.classes)).latent
+        if self._samples == "mean":
+            return torch.zeros(1, latent)
+        return torch.randn(self._samples, latent, generator=Stream.root(0).generator("samples"))
+
+
+class NetworkPredictor(nn.Module):
+    """Softmax of what a network says of scaled features."""
+
+    need, probabilities = Need.FEATURE, True
+
+    def __init__(self, scale: nn.Module, network: ReplayNetwork) -> None:
+        super().__init__()
+        self.scale, self.network = scale, network
+
+    def forward(self, outputs: Outputs) -> Tensor:
+        """Probabilities, one row an image."""
+        return self.network.classify(self.scale(needed(outputs.feature))).softmax(1)

@@ -1,9 +1,9 @@
 """Names, colours and marks, the same in every picture and on every page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle, product
+from itertools import product
 
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
@@ -47,16 +47,20 @@ METHOD_NAMES = {
     "dgr": "DGR",
     "bir": "BI-R",
     "gc": "GC",
+    "tag": "Tag",
     **{f"b{number}": f"B{number}" for number in range(5)},
 }
 
 _SPARE_LOOKS = [Look(colour, mark) for mark, colour in product(LINE_MARKS, LINE_COLOURS)]
-METHOD_LOOKS = {
+OWN_LOOKS = {
     "etag": Look(VERMILION, "o"),
+    "tag": Look(VERMILION, "s"),
     "fine": Look(GREY, "v", ":"),
     "joint": Look(BLACK, "*", "--"),
-    **dict(zip(list(METHOD_NAMES)[3:], _SPARE_LOOKS, strict=False)),
 }
+METHOD_LOOKS = OWN_LOOKS | dict(
+    zip([name for name in METHOD_NAMES if name not in OWN_LOOKS], _SPARE_LOOKS, strict=False)
+)
 
 
 def method_name(method: str) -> str:
@@ -68,16 +72,19 @@ def method_name(method: str) -> str:
 
 
 def method_looks(methods: Sequence[str]) -> list[Look]:
-    """One look each: a well-known method has always the same one; no two are alike until all are used."""
-    taken = {METHOD_LOOKS[method] for method in methods if method in METHOD_LOOKS}
-    spare = cycle([look for look in _SPARE_LOOKS if look not in taken] or _SPARE_LOOKS)
-    return list(_assigned(methods, spare))
-
-
-def _assigned(methods: Sequence[str], spare: Iterator[Look]) -> Iterator[Look]:
-    for place, method in enumerate(methods):
-        first = method not in methods[:place]
-        yield METHOD_LOOKS[method] if first and method in METHOD_LOOKS else next(spare)
+    """One look each: a well-known method has its own, unless its colour is taken by one that comes before it; as long
+    as there are colours no two are alike."""
+    looks: list[Look] = []
+    for method in methods:
+        own, taken = METHOD_LOOKS.get(method), {look.colour for look in looks}
+        if own is not None and own.colour not in taken:
+            looks.append(own)
+            continue
+        reserved = taken | {METHOD_LOOKS[other].colour for other in methods if other in METHOD_LOOKS}
+        fresh = [look for look in _SPARE_LOOKS if look.colour not in reserved]
+        unlike = [look for look in [own, *_SPARE_LOOKS] if look is not None and look not in looks]
+        looks.append([*fresh, *unlike, *_SPARE_LOOKS][0])
+    return looks
 
 
 def class_looks(classes: int) -> list[Look]:
