@@ -119,33 +119,5 @@ class ABD(Method):
 
     def parts(self) -> dict[str, nn.Module]:
         """The generator too."""
-<<<<<<< HEAD
         learning = {"generator": self.generator, "moments": self.moments}
         return super().parts() | (learning if self.context.learns else {})
-
-
-class InversionObjective(nn.Module):
-    """What a frozen solver says of what is made."""
-
-    def __init__(self, generator: ImageGenerator, solver: Listening, classes: int, options: InversionOptions) -> None:
-        super().__init__()
-        self.generator, self.solver = generator, solver
-        self._classes, self._options = classes, options
-
-    def forward(self, batch: Batch) -> Terms:
-        """The weighted terms; `batch.inputs` are codes."""
-        o, images = self._options, self.generator(batch.inputs)
-        logits, layers = self.solver(images)
-        logits = logits[:, : self._classes]
-        terms = {
-            "confidence": o.confidence * confidence(logits, o.tau),
-            "balance": o.balance * class_balance(logits),
-            "roughness": o.roughness * roughness(images),
-        }
-        if layers:
-            divergence = torch.stack([statistics_divergence(*layer) for layer in layers]).mean()
-            terms["statistics"] = o.statistics * divergence
-        return terms
-=======
-        return super().parts() | {"generator": self.generator, "moments": self.moments}
->>>>>>> main
