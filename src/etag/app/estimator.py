@@ -132,7 +132,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The likeliest class of each image."""
-        found: np.ndarray[Any, Any] = self.classes_[self.predict_proba(X).argmax(1)] if len(X) else self.classes_[:0]
+        answers = self.predict_proba(X).argmax(1)
+        found: np.ndarray[Any, Any] = self.classes_[answers]
         return found
 
     # -- keeping --------------------------------------------------------------------------------------------------
