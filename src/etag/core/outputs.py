@@ -53,6 +53,7 @@ class Predictor(Protocol):
     """A pure map from Outputs to scores over classes, with its own saved state."""
 
     need: Need
+    probabilities: bool  # whether its scores are probabilities; else logarithms of such, up to a constant a row
 
     def __call__(self, outputs: Outputs) -> Tensor:
         """Scores, one row an image, one column a class; the highest one is the answer."""

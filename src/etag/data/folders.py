@@ -14,7 +14,7 @@ from etag.data.images import FileImages, complaint
 Listing = dict[str, list[str]]  # files of each class
 
 
-def list_classes(root: Path) -> Listing:
+def list_classes(root: Path, fewest: int = 2) -> Listing:
     """The image files below each sub-folder, both in order of their names."""
     try:
         folders = sorted(
@@ -24,7 +24,7 @@ def list_classes(root: Path) -> Listing:
         raise EtagError(f"the image folder '{root}' can not be read: {error.strerror}.") from error
     if not folders:
         raise EtagError(f"'{root}' holds no classes: there should be a sub-folder of images for each.")
-    if len(folders) == 1:
+    if len(folders) < fewest:
         raise EtagError(f"'{root}' holds a single class, '{folders[0]}': there must be two at least to tell apart.")
     listing = {name: list_images(root / name) for name in folders}
     empty = [name for name, files in listing.items() if not files]

@@ -65,12 +65,17 @@ class FileImages:
 
     def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """The images of each list of rows, in order."""
+        for _, pixels, unreadable in self.readable(batches):
+            if unreadable:
+                raise complaint(unreadable)
+            yield pixels
+
+    def readable(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
+        """Of each list of rows those that can be read, their images, and complaints about the others."""
         reading = iter(self._decoded(batches))
         try:
-            for pixels, unreadable in reading:
-                if unreadable:
-                    raise complaint(unreadable)
-                yield pixels
+            for rows, (pixels, places, unreadable) in zip(batches, reading, strict=True):
+                yield rows[places], pixels, unreadable
         finally:
             del reading  # ends the workers, also where the reading is cut short
 
@@ -102,7 +107,7 @@ class FileImages:
         # filled piece by piece: keeping what workers send would keep a file open for each piece
         pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
         done, unreadable = 0, []
-        for piece, failed in self._decoded(torch.split(torch.arange(len(self)), 64)):
+        for _, piece, failed in self.readable(torch.split(torch.arange(len(self)), 64)):
             pixels[done : done + len(piece)] = piece
             done += len(piece)
             unreadable += failed
@@ -183,11 +188,12 @@ class _Files(Dataset[Tensor | str]):
             return f"{self._files[index]} ({reason})"
 
 
-def _stack(side: int, images: list[Tensor | str]) -> tuple[Tensor, list[str]]:
-    """Those that could be read, in one tensor, and the complaints about the others."""
+def _stack(side: int, images: list[Tensor | str]) -> tuple[Tensor, list[int], list[str]]:
+    """Those that could be read, in one tensor, their places, and the complaints about the others."""
     pixels = [image for image in images if isinstance(image, Tensor)]
+    places = [place for place, image in enumerate(images) if isinstance(image, Tensor)]
     none = torch.empty(0, 3, side, side, dtype=torch.uint8)
-    return torch.stack(pixels) if pixels else none, [image for image in images if isinstance(image, str)]
+    return torch.stack(pixels) if pixels else none, places, [image for image in images if isinstance(image, str)]
 
 
 def complaint(unreadable: list[str]) -> EtagError:

@@ -54,6 +54,25 @@ def answers_sweep(
     return Sweep("evaluation", module, _test_batches(first.join(later), preprocess, placement))
 
 
+class _Scores(nn.Module):
+    """Per image: its label, and the predictor's scores."""
+
+    def __init__(self, solver: nn.Module, predictor: Predictor) -> None:
+        super().__init__()
+        self.solver, self._predictor = solver, predictor
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        outputs: Outputs = self.solver(batch.inputs, self._predictor.need)
+        return {"labels": batch.labels, "scores": self._predictor(outputs)}
+
+
+def scores_sweep(
+    images: ImageSet, solver: nn.Module, predictor: Predictor, preprocess: Preprocess, placement: Placement
+) -> Sweep:
+    """A predictor's scores of images, in their order."""
+    return Sweep("evaluation", _Scores(solver, predictor), _test_batches(images, preprocess, placement))
+
+
 def features_sweep(images: ImageSet, solver: Solver, preprocess: Preprocess, placement: Placement) -> Sweep:
     """Features of test images, for the picture of the embedding."""
     return Sweep("embedding", Features(solver), _test_batches(images, preprocess, placement))

@@ -1,18 +1,20 @@
 """What a run will take, from a few steps that are really made."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from etag.core.scenario import Task
-from etag.core.work import Journal, Phase, Sweep
+from etag.core.work import Journal, Phase, Plan, Sweep
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import RunConfig
 from etag.experiments.store import create_method, parameter_counts
+from etag.methods.base import Method
 
 BATCHES = 4  # measured a phase, the first of which warms up
 
@@ -62,24 +64,32 @@ def estimate(config: RunConfig) -> Estimate:
 
 def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
-    kind = {"channels": scenario.channels, "classes": len(scenario.classes)}
-    method = create_method(config, runtime.placement, preprocess, **kind)
+    method = create_method(
+        config, runtime.placement, preprocess, channels=scenario.channels, classes=len(scenario.classes)
+    )
     method.check(scenario.classes_per_task)
-    costs: list[_Cost] = []
     for task, images in zip(scenario, scenario.images_given(method.card.all_data), strict=True):
         if task.index < 2:  # later tasks cost what the second does, image for image
-            size = BATCHES * config.train.for_task(task.index).batch_size
-            piece = _piece(scenario.given(task, method.card.all_data), size)
-            method.begin_task(piece)
-            watch = _Stopwatch(runtime, len(piece.train))
-            watch.execute(method.phases(piece))
-            costs = watch.costs
+            costs = _costs(runtime, method, scenario.given(task, method.card.all_data), method.whole_task)
         found.seconds.append(sum(cost.seconds(images) for cost in costs))
         found.data_bytes = max(found.data_bytes, images * scenario.channels * scenario.size**2)
     method.rebuild(scenario.classes_per_task)
     found.parameters = parameter_counts(method)
     # weights, their gradients and Adam's two moments, and the frozen copies, in four bytes each
     found.network_bytes = 4 * 5 * sum(found.parameters.values())
+
+
+def seconds_of_task(runtime: Runtime, method: Method, task: Task, plan: Callable[[Task], Plan]) -> float:
+    """What the work planned for a task will take. The method is of no use afterwards."""
+    return sum(cost.seconds(len(task.train)) for cost in _costs(runtime, method, task, plan))
+
+
+def _costs(runtime: Runtime, method: Method, task: Task, plan: Callable[[Task], Plan]) -> list[_Cost]:
+    """Measure each piece of the work on a few of the task's images."""
+    piece = _piece(task, BATCHES * method.context.train.for_task(task.index).batch_size)
+    watch = _Stopwatch(runtime, len(piece.train))
+    watch.execute(plan(piece))
+    return watch.costs
 
 
 def _piece(task: Task, images: int) -> Task:

@@ -229,7 +229,13 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def create_method(
-    config: RunConfig, placement: Placement, preprocess: Preprocess, *, channels: int, classes: int
+    config: RunConfig,
+    placement: Placement,
+    preprocess: Preprocess,
+    *,
+    channels: int,
+    classes: int,
+    learns: bool = True,
 ) -> Method:
     """A method before its first task, for images of this kind."""
     context = Context(
@@ -241,6 +247,7 @@ def create_method(
         model=config.model,
         train=config.train,
         preprocess=preprocess,
+        learns=learns,
     )
     return METHODS[config.method.name](config.method, context)
 

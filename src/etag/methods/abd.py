@@ -119,4 +119,5 @@ class ABD(Method):
 
     def parts(self) -> dict[str, nn.Module]:
         """The generator too."""
-        return super().parts() | {"generator": self.generator, "moments": self.moments}
+        learning = {"generator": self.generator, "moments": self.moments}
+        return super().parts() | (learning if self.context.learns else {})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, TrainOptions, merge
-from etag.core.outputs import Need, Predictor
+from etag.core.outputs import Need, Outputs, Predictor
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import Phase, Plan, Player, Sweep, Term
@@ -115,6 +115,7 @@ class Context:
     model: ModelOptions
     train: TrainOptions
     preprocess: Preprocess
+    learns: bool = True  # if not, it shall only answer: what is for learning alone is left out
 
 
 class Method(ABC):
@@ -126,13 +127,16 @@ class Method(ABC):
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     embeds: ClassVar[bool] = False  # whether it is another method with embedding distillation added
     outputs_per_class: ClassVar[int] = 1  # of the head
+    answering: ClassVar[frozenset[str]] = frozenset({"solver"})  # roles of the parts that its predictor is made of
+    forgets: ClassVar[bool] = False  # whether a class can be taken out of it
     domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
     views: Views = IDENTITY  # that its own terms look at
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options, self.context = options, context
         self.teacher: Teacher | None = None
-        self.embedding = None if options.embedding is None else EmbeddingDistillation(options.embedding)
+        embeds = options.embedding is not None and context.learns
+        self.embedding = EmbeddingDistillation(options.embedding) if embeds else None
         if self.embedding is not None:
             self._share_views(self.embedding)
         self.rebuild([])
@@ -257,6 +261,18 @@ class Method(ABC):
     def phases(self, task: Task) -> Plan:
         """The work of a task, piece by piece. A pure function of the method's state."""
 
+    def whole_task(self, task: Task) -> Plan:
+        """A whole task, from its beginning to its end."""
+        self.begin_task(task)
+        yield from self.phases(task)
+        self.end_task(task)
+
+    def refine(self, task: Task, number: int) -> Plan:  # noqa: ARG002
+        """The work of a task without new classes: more images of known ones. `number` tells it from others."""
+        raise EtagError(
+            f"{self.options.name} can not learn more of the classes it knows: choose gfr, etag or one of their kin."
+        )
+
     def end_task(self, task: Task) -> None:  # noqa: B027 (most methods have nothing to do here)
         """After the last phase."""
 
@@ -376,6 +392,28 @@ class Method(ABC):
         every = self.outputs_per_class
         classes = self.seen if self.options.argmax == "seen" else self.solver.head.outputs // every
         return LinearPredictor(classes, every)
+
+    def forget(self, label: int) -> None:
+        """Remove a class from everything that knows it; the labels after it move up."""
+        if not self.forgets or self.memory is not None or self.options.head != "growing":
+            raise EtagError(f"{self.options.name} can not forget a class: fine, gfr, etag and their kin can.")
+        task, place = 0, label
+        while place >= self.task_sizes[task]:
+            place -= self.task_sizes[task]
+            task += 1
+        if self.embedding is not None and task == 0:
+            if self.task_sizes[0] == 1:
+                raise EtagError("the last class of the first lesson can not be forgotten: all others build upon it.")
+            for auxiliary in self.solver.auxiliaries:
+                auxiliary.head.drop(label * self.views.count, self.views.count)
+        self.solver.head.drop(label)
+        self.task_sizes[task] -= 1
+        self.task_sizes = [classes for classes in self.task_sizes if classes]
+
+    def imagined(self, classes: int, each: int) -> tuple[Tensor, Outputs] | None:  # noqa: ARG002
+        """Labels and what the solver would say of so many images of each of the first `classes` classes, made by the
+        generator. None where none can be made."""
+        return None
 
     def made_images(self, rows: int, columns: int) -> Tensor | None:  # noqa: ARG002 (most methods make none)
         """Images as they would be replayed now, for people to look at: pixels between 0 and 1, row by row, all images

@@ -90,4 +90,5 @@ class BIR(FrozenFeatureMethod):
 
     def parts(self) -> dict[str, nn.Module]:
         """The network too."""
-        return super().parts() | {"generator": self.network, "moments": self.moments}
+        learning = {"moments": self.moments} if self.context.learns else {}
+        return super().parts() | {"generator": self.network} | learning

@@ -30,6 +30,7 @@ class Fine(Method):
 
     Options = FineOptions
     domains = True
+    forgets = True
 
     def phases(self, task: Task) -> Plan:
         """One, and a look for exemplars if any are kept."""

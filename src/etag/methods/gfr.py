@@ -2,8 +2,12 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
+from torch import Tensor
 
+from etag.core.errors import EtagError
+from etag.core.outputs import Outputs
 from etag.core.scenario import Task
 from etag.core.work import Plan, Term
 from etag.losses.classification import new_cross_entropy_weights
@@ -13,6 +17,7 @@ from etag.methods.parts.adversarial import AdversarialOptions, AdversarialReplay
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.prototypes import PrototypeOptions, PrototypeReplay
 from etag.methods.parts.ratio import Ratio, class_ratio
+from etag.methods.parts.refinement import head_phase
 from etag.methods.parts.replay import ReplayingMethod, generator_by_name, replay_term
 from etag.methods.parts.variational import VariationalOptions, VariationalReplay
 from etag.methods.registry import method
@@ -74,6 +79,7 @@ class GFR(ReplayingMethod):
     """The solver first, with the old generator's features; then the generator, on the frozen solver's features."""
 
     Options = GfrOptions
+    forgets = True
 
     replays: ClassVar[dict[str, type[Any]]] = REPLAYS
 
@@ -92,6 +98,31 @@ class GFR(ReplayingMethod):
             weights = self.generator_weights(task)
             yield self.replay.phase(task, self.solver.head, swept, weights, self.stream("generator"))
 
+    def refine(self, task: Task, number: int) -> Plan:
+        """The backbone stays. The head learns features of the images beside made ones of all classes; then the
+        generator learns them, and stays like itself otherwise."""
+        o, stream = self.options.generator, self.stream("refine", number)
+        if o.kind != "cvae":
+            raise EtagError(f"generator={o.kind} can not learn more of the classes it knows: cvae can.")
+        self.replay.begin_task(task)
+        swept = yield self.features_sweep("features", task.train, o.feature_passes)
+        passes = swept["features"].view(o.feature_passes, len(task.train), -1)
+        labels, placement = swept["labels"][: len(task.train)], self.context.placement
+        training = o.train.for_task(task.index)
+        yield head_phase(
+            self.solver.head, self.replay, task, passes, labels, training, stream.child("head"), placement
+        )
+        known = max(1, task.seen - len(labels.unique()))
+        weights = generator_weights(known / len(labels.unique()), guidance=self.options.guidance)
+        yield self.replay.phase(task, self.solver.head, swept, weights, stream.child("generator"))
+
+    def forget(self, label: int) -> None:
+        """In the generator too."""
+        if self.options.generator.kind != "cvae":
+            raise EtagError(f"generator={self.options.generator.kind} can not forget a class: cvae can.")
+        super().forget(label)
+        self.replay.generator.drop(label)
+
     def terms(self, task: Task) -> list[Term]:
         """Eq. (1) at the base task; after it Eqs. (5) and (3)."""
         o = self.options
@@ -106,6 +137,17 @@ class GFR(ReplayingMethod):
             replay_term(self.replay, task, head, support, o.replay_batch, weights["replay"]),
             l2_term(o.l2_reduction, o.l2_views, lambda_kd),
         ]
+
+    @torch.no_grad()
+    def imagined(self, classes: int, each: int) -> tuple[Tensor, Outputs] | None:
+        """Features, and what the head says of them."""
+        generator, device = self.replay.generator, self.context.placement.device
+        if not hasattr(generator, "decode"):  # prototypes: they are the same for all
+            return None
+        labels = torch.arange(classes).repeat_interleave(each)
+        codes = torch.randn(len(labels), generator.latent, generator=self.stream("imagined").generator())
+        feature = generator.decode(codes.to(device), labels.to(device))
+        return labels, Outputs(feature=feature, logits=self.solver.head(feature))
 
     def generator_weights(self, task: Task) -> dict[str, float]:
         """Eq. (6) at the base task, Eq. (10) after it."""

@@ -40,6 +40,7 @@ class IL2M(Method):
     """The second memory is that of the scores."""
 
     Options = Il2mOptions
+    answering = frozenset({"solver", "scores"})
 
     def build(self, stream: Stream) -> None:
         """Scores too, still none."""

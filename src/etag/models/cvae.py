@@ -29,6 +29,10 @@ class ConditionalLinear(nn.Module):
             nn.init.uniform_(added, -bound, bound, generator=generator)
         self.rows = nn.Parameter(torch.cat([self.rows.detach(), added.to(self.rows.device)]))
 
+    def drop(self, label: int) -> None:
+        """Remove the row of a class."""
+        self.rows = nn.Parameter(torch.cat([self.rows.detach()[:label], self.rows.detach()[label + 1 :]]))
+
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """The layer's output before any activation."""
         joint: Tensor = self.linear(x) + functional.embedding(labels, self.rows)
@@ -56,6 +60,11 @@ class ConditionalVAE(nn.Module):
         """Learn of new classes."""
         self.encoder_in.grow(classes, generator)
         self.decoder_in.grow(classes, generator)
+
+    def drop(self, label: int) -> None:
+        """Forget a class; the labels after it move up."""
+        self.encoder_in.drop(label)
+        self.decoder_in.drop(label)
 
     def encode(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of q(z | f, y)."""

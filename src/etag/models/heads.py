@@ -24,6 +24,20 @@ class LinearHead(nn.Module):
         """Add a block of outputs."""
         self.blocks.append(build(lambda: nn.Linear(self.features, outputs, self.bias), generator))
 
+    def drop(self, first: int, count: int = 1) -> None:
+        """Remove outputs, all of one block; an empty block goes too."""
+        for number, block in enumerate(self.blocks):
+            if first < block.out_features:
+                kept = [row for row in range(block.out_features) if not first <= row < first + count]
+                if not kept:
+                    del self.blocks[number]
+                    return
+                left = nn.Linear(self.features, len(kept), self.bias, device=block.weight.device)
+                left.load_state_dict({name: value[kept] for name, value in block.state_dict().items()})
+                self.blocks[number] = left
+                return
+            first -= block.out_features
+
     @property
     def outputs(self) -> int:
         """Width over all blocks."""

@@ -16,7 +16,7 @@ from etag.models.replay_network import ReplayNetwork
 class LinearPredictor(nn.Module):
     """Softmax over the head's outputs of `classes` classes: the first of every `every` outputs is a class's own."""
 
-    need = Need.LOGITS
+    need, probabilities = Need.LOGITS, True
 
     def __init__(self, classes: int, every: int = 1) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class LinearPredictor(nn.Module):
 class MultiHeadPredictor(nn.Module):
     """A softmax for each task's head: the answer is the highest probability over all heads."""
 
-    need = Need.LOGITS
+    need, probabilities = Need.LOGITS, True
 
     def __init__(self, task_sizes: Sequence[int]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class RectifyingPredictor(Kept):
     and, for every task, how confident the solver was of its images when they were new (`confidence`).
     """
 
-    need = Need.LOGITS
+    need, probabilities = Need.LOGITS, False
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class RectifyingPredictor(Kept):
 class LikelihoodPredictor(nn.Module):
     """Scores are the classes' log-likelihoods of the feature, each class being as likely as another before."""
 
-    need = Need.FEATURE
+    need, probabilities = Need.FEATURE, False
 
     def __init__(self, scale: nn.Module, classes: Modules[ClassVAEs], samples: int | Literal["mean"]) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class LikelihoodPredictor(nn.Module):
 class NetworkPredictor(nn.Module):
     """Softmax of what a network says of scaled features."""
 
-    need = Need.FEATURE
+    need, probabilities = Need.FEATURE, True
 
     def __init__(self, scale: nn.Module, network: ReplayNetwork) -> None:
         super().__init__()

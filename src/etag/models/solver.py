@@ -73,7 +73,7 @@ class Solver(nn.Module):
         outputs = Outputs()
         auxiliaries = self._auxiliaries_for(need)
         if isinstance(shown, Tensor):
-            shown = Shown(shown, len(shown))
+            shown = Shown(shown, shown.shape[0])  # not len(): an exported program shall take any number
         rows = _Rows(shown, apart=self._apart(need))
         last = len(self.backbone.stages)
         for number, stage in enumerate(self.backbone.stages, start=1):
@@ -130,7 +130,7 @@ class _Rows:
     def __init__(self, shown: Shown, apart: bool) -> None:
         self._images, self._picked = shown.images, shown.picked
         self._groups = [shown.rows]
-        if apart and len(shown.rows) > shown.images:
+        if apart and shown.rows.shape[0] > shown.images:
             self._groups = [shown.rows[: shown.images], shown.rows[shown.images :]]
 
     def through(self, layers: nn.Module) -> None:
@@ -149,7 +149,7 @@ class _Rows:
     def images(self) -> Tensor:
         """The rows of the images themselves: where they are apart, the very tensor that goes on."""
         first = self._groups[0]
-        return first if len(first) == self._images else first[: self._images]
+        return first if first.shape[0] == self._images else first[: self._images]
 
     @property
     def views(self) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
 
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
@@ -40,12 +41,22 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
 
 def write_curves(runs: Sequence[Path], out: Path) -> Path:
     """Draw the accuracy of runs on the same data and split after each task; returns the picture's path."""
-    if out.suffix not in PICTURES:
-        raise EtagError(f"the picture '{out}' must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}.")
+    _check_picture(out)
     entries, curves = _curves([read_run(run) for run in runs], out.parent)
-    figure, buffer = figures.accuracy_curves(entries[0].runs[0].metrics.seen, curves), BytesIO()
+    return write_figure(figures.accuracy_curves(entries[0].runs[0].metrics.seen, curves), out)
+
+
+def write_figure(figure: Figure, out: Path) -> Path:
+    """A picture of the kind that the file's name says."""
+    _check_picture(out)
+    buffer = BytesIO()
     figure.savefig(buffer, format=out.suffix[1:], dpi=pictures.DOTS_PER_INCH)
     return _put(out, buffer.getvalue())
+
+
+def _check_picture(out: Path) -> None:
+    if out.suffix not in PICTURES:
+        raise EtagError(f"the picture '{out}' must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}.")
 
 
 def _curves(records: Sequence[RunRecord], beside: Path) -> tuple[list[comparison.Entry], list[figures.Curve]]:

@@ -55,6 +55,8 @@ class Scale(Kept):
 class FrozenFeatureMethod(Method):
     """A method that learns from the features of a frozen backbone. The solver's head serves the base task only."""
 
+    answering = frozenset({"solver", "scale", "generator"})
+
     def build(self, stream: Stream) -> None:
         """The scale too, still that of nothing."""
         super().build(stream)

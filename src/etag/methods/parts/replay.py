@@ -138,7 +138,8 @@ class ReplayingMethod(Method):
     def build(self, stream: Stream) -> None:
         """Solver and generator."""
         super().build(stream)
-        self.replay.build(self.made_size(), stream)
+        if self.context.learns:
+            self.replay.build(self.made_size(), stream)
 
     def begin_task(self, task: Task) -> None:
         """The old generator is kept as the old solver is."""
@@ -148,12 +149,12 @@ class ReplayingMethod(Method):
     def grow(self, classes: int) -> None:
         """In head and generator."""
         super().grow(classes)
-        if room := self.head_room(classes):
+        if self.context.learns and (room := self.head_room(classes)):
             self.replay.grow(room, self.stream("grow"))
 
     def parts(self) -> dict[str, nn.Module]:
         """The generator too."""
-        return super().parts() | {self.replay.role: self.replay.generator}
+        return super().parts() | ({self.replay.role: self.replay.generator} if self.context.learns else {})
 
 
 def generator_by_name(value: Any) -> Any:

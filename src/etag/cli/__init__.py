@@ -7,12 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
+from etag.cli import bundles
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Class-incremental image learning that keeps no old data.",
 )
+app.add_typer(bundles.app)
+app.add_typer(bundles.models, name="models")
 
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", metavar="FILE", help="A Python file of your own methods or the like.")
@@ -226,7 +230,3 @@ def main() -> None:
     except EtagError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

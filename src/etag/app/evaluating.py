@@ -1,0 +1,89 @@
+"""How often a bundle is right."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from etag.app.bundle import About, Bundle, Classifier, Name
+from etag.app.folders import to_recognise
+from etag.app.predicting import probabilities
+from etag.core.errors import EtagError
+from etag.data.folders import as_images, list_classes, list_images
+from etag.data.images import complaint
+from etag.evaluation.calibration import calibration_error, unknown_auroc
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was found."""
+
+    images: int
+    accuracy: float
+    per_class: dict[Name, tuple[int, float]]  # images, and how many of them were right
+    confusion: list[list[int]]  # [true class][answer], of all known classes
+    calibration_error: float
+    auroc: float | None
+
+    def plain(self) -> dict[str, Any]:
+        """For programs."""
+        classes = [
+            {"class": name, "images": count, "accuracy": accuracy}
+            for name, (count, accuracy) in self.per_class.items()
+        ]
+        return self.__dict__ | {"per_class": classes}
+
+
+def evaluate_folder(
+    model: Path, folder: Path, unknown: Path | None = None, picture: Path | None = None, workers: int = 1
+) -> Evaluation:
+    """A bundle on images whose classes are known, and on others that it should know nothing of."""
+    classifier, about = Bundle(model).classifier()
+    listing = list_classes(folder, fewest=1)
+    if strange := [name for name in listing if name not in about.classes]:
+        raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(strange)}.")
+    images = as_images(listing, tuple(listing), workers).resized(about.preprocess.size)
+    place = torch.tensor([about.classes.index(name) for name in listing])
+    labels, likely = place[images.labels], _all(classifier, about, images)
+    answers, classes = likely.argmax(1), len(about.classes)
+    right = (answers == labels).double()
+    found = Evaluation(
+        images=len(labels),
+        accuracy=right.mean().item(),
+        per_class={
+            name: (int((labels == number).sum()), right[labels == number].mean().item())
+            for name, number in zip(listing, place.tolist(), strict=True)
+        },
+        confusion=(labels * classes + answers).bincount(minlength=classes**2).view(classes, classes).tolist(),
+        calibration_error=calibration_error(likely, labels),
+        auroc=None if unknown is None else unknown_auroc(likely, _unknown(classifier, about, unknown, workers)),
+    )
+    if picture is not None:
+        _draw(found, about, picture)
+    return found
+
+
+def _all(classifier: Classifier, about: About, images: Any) -> Tensor:
+    rows, unreadable = [], []
+    for _, pixels, failed in images.readable(torch.split(torch.arange(len(images)), 256)):
+        rows.append(probabilities(classifier, about, pixels))
+        unreadable += failed
+    if unreadable:
+        raise complaint(unreadable)
+    return torch.cat(rows)
+
+
+def _unknown(classifier: Classifier, about: About, folder: Path, workers: int) -> Tensor:
+    files = list_images(folder)
+    if not files:
+        raise EtagError(f"there are no images in '{folder}'.")
+    return _all(classifier, about, to_recognise(files, about, workers))
+
+
+def _draw(found: Evaluation, about: About, out: Path) -> None:
+    from etag.report.figures import confusion_heatmap
+    from etag.report.page import write_figure
+
+    write_figure(confusion_heatmap(found.confusion, list(map(str, about.classes)), about.task_sizes), out)

@@ -1,0 +1,49 @@
+"""Settings that follow from the images, for those who name none."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from etag.data.decode import Unreadable, image_size
+from etag.data.images import complaint
+
+LOOKED_AT = 200  # files whose size is looked at
+SIDES = (
+    32,
+    64,
+    128,
+)  # pixels that images are scaled to on a CPU; on a GPU, or with given weights, 224 is a choice too
+
+
+def for_images(files: Sequence[str], weights: str | None = None) -> dict[str, Any]:
+    """How to begin: the side of the images and the network's width."""
+    strong = torch.cuda.is_available()
+    side = _side(files, large=strong or weights is not None)
+    return {"data.size": side, "model.width": None if strong or weights is not None else 16}
+
+
+def for_lesson(images: int, batch_size: int) -> dict[str, Any]:
+    """How long to learn, by the number of training images."""
+    epoch = max(1, images // batch_size)
+    return {"train.steps": max(600, 6 * epoch), "train.base.steps": max(1000, 10 * epoch)}
+
+
+def _side(files: Sequence[str], large: bool) -> int:
+    """The largest usual side that is no larger than the images are, in the median."""
+    sizes, unreadable = [], []
+    for file in files[:: max(1, len(files) // LOOKED_AT)]:
+        try:
+            sizes.append(min(image_size(file)))
+        except Unreadable as reason:
+            unreadable.append(f"{file} ({reason})")
+    if unreadable:
+        raise complaint(unreadable)
+    median = statistics.median(sizes)
+    return max([side for side in (*SIDES, *((224,) if large else ())) if side <= median], default=SIDES[0])
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """For people."""
+    return ", ".join(f"{key}={value}" for key, value in settings.items())

@@ -1,0 +1,43 @@
+"""Whether probabilities mean what they say."""
+
+import math
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.nn import functional
+
+BINS = 15
+
+
+def fit_temperature(scores: Tensor, labels: Tensor) -> float:
+    """The divisor of logarithmic scores under which the labels are likeliest (Guo et al., 2017), every class present
+    counting the same. It changes no answer."""
+    counts = labels.bincount(minlength=scores.shape[1]).to(scores)
+    weights = (1 / counts)[labels]
+
+    def surprise(temperature: Tensor) -> Tensor:
+        return (weights * functional.cross_entropy(scores / temperature, labels, reduction="none")).sum()
+
+    low, high = math.log(0.05), math.log(20)
+    for _ in range(4):  # a look from further and further near: there is one lowest place
+        temperatures = torch.linspace(low, high, 21, dtype=torch.float64).exp()
+        best = int(torch.stack([surprise(temperature) for temperature in temperatures]).argmin())
+        low, high = (temperatures[max(0, min(20, best + step))].log().item() for step in (-1, 1))
+    return temperatures[best].item()
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """ECE: answers in bins by their probability; difference of accuracy and mean probability, weighted by number."""
+    confidence, answers = probabilities.double().max(1)
+    right = (answers == labels).double()
+    which = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    summed = torch.zeros(2, bins, dtype=torch.float64).index_add_(1, which, torch.stack([right, confidence]))
+    return float((summed[0] - summed[1]).abs().sum() / len(labels))
+
+
+def unknown_auroc(known: Tensor, unknown: Tensor) -> float:
+    """How well the highest probability tells images of known classes from others: 0.5 is chance, 1 is always."""
+    confidence = torch.cat([known, unknown]).amax(1).numpy()
+    return float(roc_auc_score(np.repeat([1, 0], [len(known), len(unknown)]), confidence))

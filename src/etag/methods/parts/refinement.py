@@ -1,0 +1,44 @@
+"""More images of classes that are known already, and no new class."""
+
+from torch import Tensor, nn
+
+from etag.core.options import TrainOptions
+from etag.core.random import Placement, Stream
+from etag.core.scenario import Task
+from etag.core.work import Batch, Phase, Player, Terms
+from etag.data.batches import FeatureBatches
+from etag.losses.classification import cross_entropy
+from etag.methods.parts.replay import MakesFeatures
+from etag.models.heads import LinearHead
+
+
+class HeadObjective(nn.Module):
+    """Cross-entropy of the head on real features, and on made ones of all classes known."""
+
+    def __init__(self, head: LinearHead, source: MakesFeatures, task: Task) -> None:
+        super().__init__()
+        self.head, self._source, self._task = head, source, task
+
+    def forward(self, batch: Batch) -> Terms:
+        """Both in one step, equally many and equally weighty."""
+        labels, made = self._source.made(batch, self._task, batch.total)
+        return {
+            "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self._task.seen),
+            "replay": cross_entropy(self.head(made), labels, 0, self._task.seen),
+        }
+
+
+def head_phase(
+    head: LinearHead,
+    source: MakesFeatures,
+    task: Task,
+    passes: Tensor,
+    labels: Tensor,
+    training: TrainOptions,
+    stream: Stream,
+    placement: Placement,
+) -> Phase:
+    """Train the head alone, on cached features of the task's images."""
+    batches = FeatureBatches(passes, labels, training.batch_size, stream, placement, drop_last=training.drop_last)
+    objective = HeadObjective(head, source, task)
+    return Phase("head", objective, batches, (Player(list(head.parameters())),), training)

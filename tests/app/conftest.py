@@ -1,0 +1,79 @@
+"""Bundles of seconds: digits as folders of small images."""
+
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from etag.cli import main
+
+QUICK = ["data.size=8", "model.width=4", "train.batch_size=16", "train.steps=40", "train.base={steps: 60}"]
+QUICK_GENERATOR = ["method.generator.train.steps=60", "method.generator.feature_passes=1"]
+
+
+def settings(*more, generator=True):
+    words = [*QUICK, *(QUICK_GENERATOR if generator else []), *more]
+    return [part for word in words for part in ("--set", word)]
+
+
+@dataclass
+class Done:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def etag(*words, stdin=""):
+    """The command line as a user has it, in this process: importing torch each time would take longest of all."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["etag", *map(str, words)])
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def digits_folder(tmp_path_factory):
+    """digits_folder(name, digits, first, count): a folder of so many images of each of these digits."""
+    images, labels = load_digits(return_X_y=True)
+    home = tmp_path_factory.mktemp("images")
+
+    def make(name, digits, first=0, count=25):
+        for digit in digits:
+            rows = images[labels == digit][first : first + count]
+            folder = home / name / f"digit {digit}"
+            if not folder.is_dir():
+                folder.mkdir(parents=True)
+                for place, row in enumerate(rows):
+                    Image.fromarray((row.reshape(8, 8) * 15.9).astype("uint8")).save(folder / f"{place:03}.png")
+        return home / name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def learnt(tmp_path_factory, digits_folder):
+    """A bundle that learnt 0 to 2, then 3 and 4; nobody may change it."""
+    home = tmp_path_factory.mktemp("bundles")
+    for name, digits in (("first", (0, 1, 2)), ("second", (3, 4))):
+        words = settings() if name == "first" else ["--set", "train.steps=40"]
+        done = etag("learn", home / "model", digits_folder(name, digits), *words)
+        assert done.returncode == 0, done.stderr
+    return home / "model"
+
+
+def said(done):
+    """What a command printed as JSON."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

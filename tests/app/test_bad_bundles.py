@@ -1,0 +1,203 @@
+"""Bad input and bad luck: one sentence, exit code 2, and the bundle as it was."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tests.app.conftest import etag, said, settings
+
+from etag.app.bundle import Bundle
+from etag.data.folders import list_images
+
+
+@pytest.fixture
+def copied(learnt, tmp_path):
+    shutil.copytree(learnt, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refused(done):
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def class_folders(home, names, images=3):
+    """Folders with these names, of plain images."""
+    for number, name in enumerate(names):
+        (home / name).mkdir(parents=True)
+        for place in range(images):
+            Image.new("RGB", (8, 8), (40 * number % 256, 30 * place, 90)).save(home / name / f"{place}.png")
+    return home
+
+
+def test_what_is_no_bundle(tmp_path, digits_folder):
+    folder = digits_folder("first", (0, 1, 2))
+    assert "is no bundle: make one with `etag learn" in refused(etag("predict", tmp_path / "nothing", folder))
+    assert "is no bundle" in refused(etag("info", tmp_path))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    assert "exists and is no bundle" in refused(etag("learn", tmp_path / "full", folder, *settings()))
+    assert (tmp_path / "full" / "letter.txt").read_text() == "dear"
+    assert "to update: learn classes first" in refused(etag("learn", tmp_path / "new", folder, "--update"))
+
+
+def test_folders_that_hold_nothing_to_learn(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "holds no classes" in refused(etag("learn", tmp_path / "m", tmp_path / "empty"))
+    assert "can not be read" in refused(etag("learn", tmp_path / "m", tmp_path / "missing"))
+    assert "single class" in refused(etag("learn", tmp_path / "m", class_folders(tmp_path / "one", ["cat"])))
+    few = class_folders(tmp_path / "few", ["cat", "dog"], images=1)
+    assert "classes with a single image (cat, dog)" in refused(etag("learn", tmp_path / "m", few))
+    bad = class_folders(tmp_path / "bad", ["cat", "dog"])
+    (bad / "cat" / "1.png").write_bytes(b"not an image")
+    assert "1 image file can not be read" in refused(etag("learn", tmp_path / "m", bad))
+
+
+def test_odd_names_are_kept_as_they_are(tmp_path):
+    names = ["with space", "naïve 猫", "a'b\"c", "-dash", "x" * 200, "semi;colon,comma"]
+    folder = class_folders(tmp_path / "images", names, images=4)
+    done = etag("learn", tmp_path / "m", folder, *settings("train.steps=2", "train.base={steps: 2}"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(said(etag("info", tmp_path / "m", "--json"))["classes"]) == sorted(names)
+    table = etag("predict", tmp_path / "m", folder, "--format", "csv").stdout
+    assert table.count("\n") == 1 + 4 * len(names)
+
+
+def test_names_that_differ_in_case_only(tmp_path, copied):
+    folder = class_folders(tmp_path / "images", ["Cat", "cat"])
+    assert "differ in upper and lower case only" in refused(etag("learn", tmp_path / "m", folder))
+    folder = class_folders(tmp_path / "other", ["Digit 1"])
+    assert "differ in upper and lower case only" in refused(etag("learn", copied, folder))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--method", "gfr"], ["--seed", "3"], ["--set", "model.width=8"], ["--set", "data.size=16"]],
+)
+def test_a_bundle_keeps_what_it_began_with(copied, digits_folder, words):
+    assert "a bundle keeps what it began with" in refused(
+        etag("learn", copied, digits_folder("third", (5, 6)), *words)
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--method", "joint"], "needs all images of all lessons"),
+        (["--set", "method.head=fixed"], "how many classes will come"),
+        (["--method", "etga"], "did you mean 'etag'"),
+        (["--set", "train.setps=3"], "did you mean 'steps'"),
+        (["--weights", "nowhere.pth"], "nowhere.pth"),
+    ],
+)
+def test_choices_that_do_not_go_with_a_bundle(tmp_path, digits_folder, words, says):
+    assert says in refused(etag("learn", tmp_path / "m", digits_folder("first", (0, 1, 2)), *words))
+    assert not Bundle(tmp_path / "m").exists()
+
+
+def test_a_bundle_of_a_newer_version(copied, digits_folder):
+    file = copied / "versions" / "2" / "about.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
+    assert "was made by a newer version of etag" in refused(
+        etag("predict", copied, digits_folder("first", (0, 1, 2)))
+    )
+
+
+@pytest.mark.parametrize("file", ["about.json", "predictor.safetensors"])
+def test_a_damaged_bundle(copied, digits_folder, file):
+    path = copied / "versions" / "2" / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 :] = b"\0" * (len(data) - len(data) // 2)
+    path.write_bytes(data)
+    assert "can not be read" in refused(etag("predict", copied, digits_folder("first", (0, 1, 2))))
+
+
+def test_a_disk_that_may_not_be_written(tmp_path, digits_folder):
+    if os.geteuid() == 0:
+        (tmp_path / "file").write_text("")
+        target = tmp_path / "file" / "model"  # root may write everywhere but below a file
+    else:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        target = tmp_path / "closed" / "model"
+    assert "can not be written" in refused(etag("learn", target, digits_folder("first", (0, 1, 2))))
+
+
+def test_evaluation_on_classes_that_it_does_not_know(learnt, digits_folder, tmp_path):
+    assert "does not know these classes" in refused(etag("evaluate", learnt, digits_folder("third", (5, 6))))
+    assert "nothing matches" in refused(etag("predict", learnt, str(tmp_path / "*.png")))
+    assert "say what to write" in refused(etag("export", learnt))
+
+
+def begin_learning(model, folder):
+    return subprocess.Popen(
+        [sys.executable, "-m", "etag.cli", "learn", str(model), str(folder), "--set", "train.steps=200"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_work(model, process):
+    while not (model / "work").is_dir() and process.poll() is None:
+        time.sleep(0.02)
+
+
+def test_two_at_once(copied, digits_folder):
+    folder = digits_folder("third", (5, 6))
+    first = begin_learning(copied, folder)
+    wait_for_work(copied, first)
+    assert "another process changes" in refused(etag("learn", copied, folder))
+    assert etag("predict", copied, folder).returncode == 0, "predicting goes on meanwhile"
+    assert first.wait(timeout=120) == 0
+
+
+def test_interrupted_it_predicts_as_before_and_goes_on(copied, digits_folder):
+    folder = digits_folder("third", (5, 6))
+    before = etag("predict", copied, folder, "--format", "csv").stdout
+    process = begin_learning(copied, folder)
+    wait_for_work(copied, process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "as it was before; the same command goes on" in told
+    assert etag("predict", copied, folder, "--format", "csv").stdout == before
+    done = etag("learn", copied, folder, "--set", "train.steps=200")
+    assert done.returncode == 0, done.stderr
+    assert "where this lesson was cut" in done.stdout
+    assert len(said(etag("info", copied, "--json"))["classes"]) == 7
+
+
+def test_killed_at_any_moment_it_predicts(copied, digits_folder):
+    """Ten kills at random moments of one lesson, which ends none the less."""
+    folder, chance = digits_folder("third", (5, 6)), random.Random(0)
+    files = list_images(folder)[:2]
+    before = etag("predict", copied, *files, "--format", "csv").stdout
+    for _ in range(10):
+        process = begin_learning(copied, folder)
+        wait_for_work(copied, process)
+        time.sleep(chance.uniform(0, 2.5))
+        process.kill()
+        process.communicate()
+        classifier, about = Bundle(copied).classifier()
+        assert len(about.classes) in (5, 7)
+        if len(about.classes) == 7:
+            break
+        assert not classifier.training
+    if len(about.classes) == 5:
+        assert etag("predict", copied, *files, "--format", "csv").stdout == before
+        done = etag("learn", copied, folder, "--set", "train.steps=200")
+        assert done.returncode == 0, done.stderr
+    assert len(Bundle(copied).about().classes) == 7
+    assert not list(Path(copied).rglob("*.part"))

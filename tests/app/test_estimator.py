@@ -1,0 +1,172 @@
+"""IncrementalClassifier in the scikit-learn manner."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import estimator_checks
+
+from etag import IncrementalClassifier
+from etag.app.estimator import as_pixels
+from etag.core.errors import EtagError
+
+SHORT = {
+    "train.batch_size": 16,
+    "train.base": {"steps": 60},
+    "data.flip": False,
+    "method.generator.train.steps": 60,
+    "method.generator.feature_passes": 1,
+}
+
+
+def small(**options):
+    return IncrementalClassifier(width=4, steps=40, settings=SHORT | options.pop("settings", {}), **options)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    images, labels = load_digits(return_X_y=True)
+    return (images.reshape(-1, 8, 8) * 15.9).astype(np.uint8), labels
+
+
+@pytest.fixture(scope="module")
+def some(digits):
+    """some(classes): the first forty images of each."""
+    images, labels = digits
+
+    def choose(classes, first=0, count=40):
+        rows = np.concatenate([np.flatnonzero(labels == c)[first : first + count] for c in classes])
+        return images[rows], labels[rows]
+
+    return choose
+
+
+@pytest.fixture(scope="module")
+def learnt(some):
+    return small().fit(*some((0, 1, 2))).partial_fit(*some((3, 4)))
+
+
+def test_it_learns_more_and_more_classes(learnt, some):
+    assert learnt.classes_.tolist() == [0, 1, 2, 3, 4]
+    test = some(range(5), first=100)
+    assert learnt.score(*test) > 0.4, "five digits, chance is 0.2"
+    likely = learnt.predict_proba(test[0])
+    assert likely.shape == (200, 5)
+    np.testing.assert_allclose(likely.sum(1), 1, rtol=1e-5)
+    assert (learnt.classes_[likely.argmax(1)] == learnt.predict(test[0])).all()
+    assert len(learnt.predict(test[0][:0])) == 0
+
+
+def test_the_first_partial_fit_is_a_fit(some):
+    one, other = small().fit(*some((0, 1))), small().partial_fit(*some((0, 1)))
+    images, _ = some((0, 1), first=60)
+    np.testing.assert_array_equal(one.predict_proba(images), other.predict_proba(images))
+
+
+def test_fit_forgets(some):
+    made = small().fit(*some((0, 1, 2)))
+    assert made.fit(*some((3, 4))).classes_.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("kind", ["fractions", "tensor", "channels last", "channels first", "pairs"])
+def test_all_kinds_of_images_are_the_same_images(learnt, some, kind):
+    images, labels = some((0, 1, 2))
+    made = small()
+    if kind == "pairs":
+        made.fit(list(zip(images, labels.tolist(), strict=True)))
+    else:
+        given = {
+            "fractions": images / 255,
+            "tensor": torch.from_numpy(images),
+            "channels last": images[..., None],
+            "channels first": torch.from_numpy(images)[:, None],
+        }[kind]
+        made.fit(given, labels)
+    expected = small().fit(images, labels)
+    np.testing.assert_array_equal(made.predict_proba(images), expected.predict_proba(images))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["cat", "dog", "猫"], [1.5, 2.5, 3.5], [True, False, None], [("a", 1), ("a", 2), ("b", 1)], [3, "x", (1,)]],
+)
+def test_names_of_any_kind(some, names, tmp_path):
+    images, labels = some((0, 1, 2), count=10)
+    made = small(settings={"train.base": {"steps": 2}}).fit(images, [names[label] for label in labels])
+    assert set(made.classes_.tolist()) == set(names)
+    assert set(made.predict(images).tolist()) <= set(names)
+    made.save(tmp_path / "saved")
+    assert IncrementalClassifier.load(tmp_path / "saved").classes_.tolist() == made.classes_.tolist()
+
+
+def test_saved_and_loaded_it_predicts_the_same_and_learns_on(learnt, some, tmp_path):
+    images, _ = some(range(5), first=100)
+    learnt.save(tmp_path / "saved")
+    loaded = IncrementalClassifier.load(tmp_path / "saved")
+    np.testing.assert_array_equal(loaded.predict_proba(images), learnt.predict_proba(images))
+    loaded.set_params(steps=4).partial_fit(*some((5, 6)))
+    assert loaded.classes_.tolist() == list(range(7))
+    with pytest.raises(EtagError, match="exists already"):
+        learnt.save(tmp_path / "saved")
+
+
+def test_it_can_be_pickled_and_cloned(learnt, some):
+    images, _ = some(range(5), first=100)
+    again = pickle.loads(pickle.dumps(learnt))
+    np.testing.assert_array_equal(again.predict_proba(images), learnt.predict_proba(images))
+    fresh = clone(learnt)
+    assert fresh.get_params() == learnt.get_params()
+    with pytest.raises(NotFittedError):
+        fresh.predict(images)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "says"),
+    [
+        (np.zeros((4, 8)), [0, 0, 1, 1], "not (4, 8)"),
+        (np.zeros((4, 8, 8, 2)), [0, 0, 1, 1], "1 or 3 channels"),
+        (np.zeros((4, 8, 8)), [0, 1], "4 images, but 2 classes"),
+        (np.zeros((4, 8, 8)), [0, 0, 0, 0], "two classes at least"),
+        (np.zeros((4, 8, 8)), [0, 0, 0, 1], "single image (1)"),
+        (np.full((4, 8, 8), np.nan), [0, 0, 1, 1], "NaN"),
+        (np.full((4, 8, 8), 7.0), [0, 0, 1, 1], "from 0 to 1"),
+        (np.full((4, 8, 8), 300), [0, 0, 1, 1], "from 0 to 255"),
+    ],
+)
+def test_images_and_classes_that_do_not_do(images, labels, says):
+    with pytest.raises(EtagError) as refused:
+        small().fit(images, labels)
+    assert says in str(refused.value)
+
+
+def test_a_class_is_learnt_once(learnt, some):
+    with pytest.raises(EtagError, match="known already: 3"):
+        learnt.partial_fit(*some((3, 5)))
+    with pytest.raises(EtagError, match="3 channels"):
+        learnt.predict(np.zeros((2, 8, 8, 3), dtype=np.uint8))
+
+
+def test_pixels_are_copied_from_any_kind():
+    given = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4) % 256
+    assert torch.equal(as_pixels(given), given.byte())
+    assert torch.equal(as_pixels(given.permute(0, 2, 3, 1).numpy()), given.byte())
+
+
+# of scikit-learn's checks those that do not feed it tables of features, which are no images
+CHECKS = [
+    estimator_checks.check_get_params_invariance,
+    estimator_checks.check_set_params,
+    estimator_checks.check_parameters_default_constructible,
+    estimator_checks.check_no_attributes_set_in_init,
+    estimator_checks.check_estimator_cloneable,
+    estimator_checks.check_estimator_repr,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_scikit_learns_own_checks(check):
+    check("IncrementalClassifier", IncrementalClassifier())
