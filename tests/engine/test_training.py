@@ -255,9 +255,10 @@ def test_a_device_that_is_not_there_is_refused_in_words():
         launch(RuntimeOptions(accelerator="cuda"), Runtime)
 
 
-def test_an_optimiser_can_go_on_where_another_phase_ended(fit):
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_an_optimiser_can_go_on_where_another_phase_ended(fit, optimiser):
     """Two phases that share their moments are one phase of both lengths."""
-    training = TrainOptions(steps=4, lr=1e-2, schedule="constant", optimiser="adam")
+    training = TrainOptions(steps=4, lr=1e-2, schedule="constant", optimiser=optimiser)
     other, at_once, moments = copy.deepcopy(fit), copy.deepcopy(fit), Moments()
     longer = training.model_copy(update={"steps": 7})
 
@@ -278,3 +279,15 @@ def test_an_optimiser_can_go_on_where_another_phase_ended(fit):
     again.batches.inputs, again.batches.labels = points.inputs[4:], points.labels[4:]
     engine().train(again)
     assert not torch.equal(other.body[0].weight, at_once.body[0].weight), "without them it begins anew"
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_parameter_that_is_new_begins_anew_beside_those_that_go_on(fit, optimiser):
+    training = TrainOptions(steps=2, lr=1e-2, schedule="constant", optimiser=optimiser)
+    first, moments = copy.deepcopy(fit), Moments()
+    engine().train(
+        Phase("fit", first, Points(), (Player(list(first.body[0].parameters()), moments=moments),), training)
+    )
+    assert len(moments.state_dict()) == 2 * (3 if optimiser == "adam" else 1)
+    engine().train(Phase("fit", first, Points(), (Player(list(first.body.parameters()), moments=moments),), training))
+    assert len(moments.state_dict()) == 6 * (3 if optimiser == "adam" else 1)

@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from etag.core.errors import Diverged
 from etag.core.options import TrainOptions
-from etag.core.work import Batch, Journal, Listener, Phase, Player, Terms
+from etag.core.work import Batch, Journal, Listener, Moments, Phase, Player, Terms
 from etag.engine.runtime import Runtime, compiled
 from etag.engine.schedule import Plateau, below, rate_factor
 
@@ -147,7 +147,15 @@ class _Turn:
         names = {id(parameter): name for name, parameter in phase.module.named_parameters()}
         self._names = [names[id(parameter)] for parameter in player.parameters]
         if player.moments is not None:
-            self.load(dict(enumerate(map(player.moments.of, self._names, player.parameters))))
+            self.load(dict(enumerate(self._remembered(player.moments))))
+
+    def _remembered(self, moments: Moments) -> list[dict[str, Tensor]]:
+        """What is known of each parameter. SGD takes the momentum of all of them or of none: a new one's is zero."""
+        known = list(map(moments.of, self._names, self.player.parameters))
+        if any("momentum_buffer" in values for values in known):
+            for values, parameter in zip(known, self.player.parameters, strict=True):
+                values.setdefault("momentum_buffer", torch.zeros_like(parameter))
+        return known
 
     def state(self) -> dict[int, dict[str, Tensor]]:
         """What the optimiser remembers, by the number of the parameter."""

@@ -15,6 +15,8 @@ from etag.core.work import Plan
 from etag.methods.base import Method, MethodOptions
 from etag.models.modules import Kept
 
+LEAST = 0.1  # deviation of a feature that is believed, in shares of the mean one
+
 
 class FrozenFeatureOptions(MethodOptions):
     """Where the features come from: that decides much of what such a method reaches."""
@@ -43,9 +45,10 @@ class Scale(Kept):
         self.keep(mean=torch.zeros(features), deviation=torch.ones(features))
 
     def learn(self, features: Tensor) -> None:
-        """A feature that is always the same only loses its mean."""
+        """A feature that hardly ever moves is not blown up: it may move in a later task."""
         deviation = features.std(0, correction=0)
-        self.keep(mean=features.mean(0), deviation=torch.where(deviation > 0, deviation, 1.0))
+        least = LEAST * deviation.mean()
+        self.keep(mean=features.mean(0), deviation=deviation.clamp(min=least) if least > 0 else deviation + 1)
 
     def forward(self, features: Tensor) -> Tensor:
         """The scaled features."""
