@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 TINY = ["--width", "4", "--batch", "8"]
 
 
-def output(script, *words, rounds=True):
-    words = [*map(str, words), *TINY, *(["--rounds", "1"] if rounds else [])]
+def output(script, *words, tiny=TINY, rounds=True):
+    words = [*map(str, words), *tiny, *(["--rounds", "1"] if rounds else [])]
     command = [sys.executable, str(ROOT / "benchmarks" / script), *words]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
@@ -36,16 +36,22 @@ def test_checkpoints():
 
 
 def test_flat_cost(tmp_path):
-    said = output("flat_cost.py", "--width", 4, "--size", 8, "--steps", 1, "--out", tmp_path / "picture.png")
+    said = output("flat_cost.py", "--size", 8, "--steps", 1, "--out", tmp_path / "picture.png")
     assert "| 200 | 1000 |" in said
     assert "bytes a class adds: backbone 0" in said
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
 def test_likelihood():
-    said = output("likelihood.py", "--images", 2, "--classes", 3, "--rounds", 1)
+    said = output("likelihood.py", "--images", 2, "--classes", 3, tiny=[])
     assert "| mean |" in said
     assert "| 10 |" in said
+
+
+def test_predicting():
+    said = output("predicting.py", "--images", 20, "--size", 8, "--width", 4, "--files", 5, tiny=[])
+    assert "predict / backbone throughput:" in said
+    assert "5 files: decoding alone" in said
 
 
 def test_profile():

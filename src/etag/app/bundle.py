@@ -23,7 +23,7 @@ from etag.core.outputs import Outputs, Predictor
 from etag.core.random import Placement
 from etag.data.preprocess import Preprocess
 from etag.experiments.config import RunConfig, validate
-from etag.experiments.store import UNREADABLE, create_method, tensors
+from etag.experiments.store import UNREADABLE, create_method, fill, tensors
 from etag.methods.base import Method
 
 FORMAT = 1
@@ -246,7 +246,8 @@ class Bundle:
         """What predicts. Nothing of what learns is read or built."""
         about = self.about()
         method = new_method(about, placement or Placement(), learns=False)
-        self._fill(method, "predictor.safetensors")
+        with self._readable():
+            fill(method, self._tensors("predictor.safetensors"), method.answering)
         return Classifier(method.solver, method.predictor(), about.temperature).eval(), about
 
     def learner(self, placement: Placement | None = None) -> tuple[Method, About]:
@@ -257,28 +258,23 @@ class Bundle:
             raise EtagError(
                 f"the learner part of '{self.path}' was removed: it predicts, but learns no more. Begin a new bundle."
             )
-        self._fill(method, "predictor.safetensors", "learner.safetensors")
+        with self._readable():
+            fill(method, self._tensors("predictor.safetensors", "learner.safetensors"))
         return method, about
 
     def sizes(self) -> dict[str, int]:
         """Bytes on disk by part, of the version in force."""
         return {path.name: path.stat().st_size for path in sorted(self._place.iterdir())}
 
-    def _fill(self, method: Method, *files: str) -> None:
+    def _tensors(self, *files: str) -> dict[str, Tensor]:
         sums: dict[str, str] = self._content()["checksums"]
         values: dict[str, Tensor] = {}
-        with self._readable():
-            for file in files:
-                data = (self._place / file).read_bytes()
-                if checksum(data) != sums[file]:
-                    raise ValueError(f"{file} is damaged")
-                values |= load(data)
-            for role, part in method.parts().items():
-                prefix = f"{role}."
-                own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-                if own or role in method.answering:
-                    part.load_state_dict(own)
-                part.eval()
+        for file in files:
+            data = (self._place / file).read_bytes()
+            if checksum(data) != sums[file]:
+                raise ValueError(f"{file} is damaged")
+            values |= load(data)
+        return values
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

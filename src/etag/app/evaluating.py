@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from etag.app.bundle import About, Bundle, Classifier, Name
-from etag.app.folders import to_recognise
-from etag.app.predicting import probabilities
+from etag.app.predicting import BATCH, probabilities, without_labels
 from etag.core.errors import EtagError
 from etag.data.folders import as_images, list_classes, list_images
-from etag.data.images import complaint
+from etag.data.images import FileImages, complaint
 from etag.evaluation.calibration import calibration_error, unknown_auroc
 
 
@@ -65,9 +64,9 @@ def evaluate_folder(
     return found
 
 
-def _all(classifier: Classifier, about: About, images: Any) -> Tensor:
+def _all(classifier: Classifier, about: About, images: FileImages) -> Tensor:
     rows, unreadable = [], []
-    for _, pixels, failed in images.readable(torch.split(torch.arange(len(images)), 256)):
+    for _, pixels, failed in images.readable(torch.split(torch.arange(len(images)), BATCH)):
         rows.append(probabilities(classifier, about, pixels))
         unreadable += failed
     if unreadable:
@@ -79,7 +78,7 @@ def _unknown(classifier: Classifier, about: About, folder: Path, workers: int) -
     files = list_images(folder)
     if not files:
         raise EtagError(f"there are no images in '{folder}'.")
-    return _all(classifier, about, to_recognise(files, about, workers))
+    return _all(classifier, about, without_labels(files, about, workers))
 
 
 def _draw(found: Evaluation, about: About, out: Path) -> None:

@@ -7,18 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from etag.app.bundle import About, Name
+from etag.app.bundle import Name
 from etag.app.learning import Material
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.decode import ENDINGS
 from etag.data.folders import Listing, as_images, list_classes, list_images, split_off
-from etag.data.images import FileImages, MemoryImages
-
-LONGEST_NAME = 255
 
 
 def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> Listing:
@@ -79,9 +75,3 @@ def image_files(paths: Iterable[str]) -> Iterator[str]:
                     yield file
         else:
             raise EtagError(f"nothing matches '{path}'.")
-
-
-def to_recognise(files: Sequence[str], about: About, workers: int) -> FileImages | MemoryImages:
-    """Files as images without labels."""
-    side = round(about.preprocess.size)
-    return FileImages(np.array(files), torch.zeros(len(files), dtype=torch.long), side, workers)

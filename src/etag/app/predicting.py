@@ -31,6 +31,11 @@ def probabilities(classifier: Classifier, about: About, pixels: Tensor) -> Tenso
     return torch.cat(rows) if rows else torch.empty(0, len(about.classes))
 
 
+def without_labels(files: Sequence[str], about: About, workers: int) -> FileImages:
+    """Files as images of the size that the bundle takes."""
+    return FileImages(np.array(files), torch.zeros(len(files)).long(), about.preprocess.size, workers)
+
+
 def recognise(
     classifier: Classifier,
     about: About,
@@ -45,7 +50,7 @@ def recognise(
     With `reject`, an image whose likeliest class is less probable than the bundle's threshold shows none of them: its
     answer has no class.
     """
-    images = FileImages(np.array(files), torch.zeros(len(files)).long(), about.preprocess.size, workers)
+    images = without_labels(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
     for batch, (rows, pixels, complaints) in zip(batches, images.readable(batches), strict=True):
         found = dict(zip(rows.tolist(), probabilities(classifier, about, pixels), strict=True))

@@ -1,7 +1,7 @@
 """Settings that follow from the images, for those who name none."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,8 +42,3 @@ def _side(files: Sequence[str], large: bool) -> int:
         raise complaint(unreadable)
     median = statistics.median(sizes)
     return max([side for side in (*SIDES, *((224,) if large else ())) if side <= median], default=SIDES[0])
-
-
-def in_words(settings: Mapping[str, Any]) -> str:
-    """For people."""
-    return ", ".join(f"{key}={value}" for key, value in settings.items())

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from io import BytesIO
@@ -213,10 +213,15 @@ class RunDirectory:
 
 
 def _read_tensors(path: Path, method: Method) -> None:
-    kept = load_file(path)
+    fill(method, load_file(path))
+
+
+def fill(method: Method, kept: dict[str, Tensor], roles: Collection[str] | None = None) -> None:
+    """Put what was kept of a method's parts, by role and name, back into them: into all, or those of some roles."""
     for role, part in method.parts().items():
-        prefix = f"{role}."
-        part.load_state_dict({k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)})
+        if roles is None or role in roles:
+            prefix = f"{role}."
+            part.load_state_dict({k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)})
         part.eval()
 
 
