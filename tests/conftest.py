@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from lightning_fabric import Fabric
 
-from etag.core.options import TrainOptions, merge
+from etag.core.options import TrainOptions
 from etag.core.random import Placement, Stream
 from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
@@ -80,7 +80,7 @@ class Lab:
         cls, options = METHODS[name], {"name": name, **options}
         for kind, small in SMALL_OPTIONS.items():
             if issubclass(cls, METHODS[kind]) and name != "b4":
-                options = merge(small, options)
+                options = small | options | {"generator": small["generator"] | options.get("generator", {})}
         self.method = cls(cls.Options.model_validate(options), self.context)
         self.engine = Engine(runtime)
 

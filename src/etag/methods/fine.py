@@ -29,8 +29,7 @@ class Fine(Method):
     """Cross-entropy on the task at hand over all classes seen so far."""
 
     Options = FineOptions
-    domains = True
-    forgets = True
+    domains = forgets = True
 
     def phases(self, task: Task) -> Plan:
         """One, and a look for exemplars if any are kept."""
