@@ -43,6 +43,21 @@ def runtime():
     return Runtime(Fabric(accelerator="cpu", devices=1))
 
 
+# e-variants that the paper does not have are the same code once more: all methods, those marked as slow
+EVERY_METHOD = [
+    pytest.param(name, marks=pytest.mark.slow)
+    if METHODS[name].embeds and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd")
+    else name
+    for name in METHODS
+]
+
+
+@pytest.fixture(params=EVERY_METHOD)
+def every_method(request):
+    """The name of each method in turn."""
+    return request.param
+
+
 # -- a laboratory ----------------------------------------------------------------------------------
 
 

@@ -35,6 +35,7 @@ def test_checkpoints():
     assert "of the time" in output("checkpoints.py", "--size", 8)
 
 
+@pytest.mark.slow
 def test_flat_cost(tmp_path):
     said = output("flat_cost.py", "--size", 8, "--steps", 1, "--out", tmp_path / "picture.png")
     assert "| 200 | 1000 |" in said

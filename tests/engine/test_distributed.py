@@ -209,6 +209,7 @@ def test_asked_to_stop_two_processes_save_and_stop_at_the_same_place(twin, tmp_p
     assert_same(twin, out)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_them_as_well(twin, tmp_path):
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "etag.cli")
     code, said = finish(start(tmp_path / "run", launcher=launcher))
