@@ -1,6 +1,6 @@
 """How much faster GC's likelihoods are for all images and classes at once than one image and one class at a time.
 
-    python benchmarks/likelihood.py [--images 32] [--classes 100] [--rounds 5]
+    python benchmarks/likelihood.py [--images 256] [--classes 100] [--rounds 5]
 
 Both ways compute the same numbers, which is checked, with the same networks: features of 512 numbers, 85 hidden
 units, 20 latent ones. They take turns; printed are the fastest and the median round of each.
@@ -54,7 +54,7 @@ def seconds(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

@@ -58,15 +58,22 @@ class ClassVAEs(nn.Module):
         Importance sampling, log 1/S sum_s p(f | z_s) p(z_s) / q(z_s | f): q makes z_s of the s-th row of `noise`,
         which serves all rows and classes. One row of zeros looks at the mean alone.
         """
-        classes = len(self.mean.bias)
-        rows = max(1, AT_ONCE // (classes * len(noise) * self.features))
-        return torch.cat([self._log_likelihoods(chunk, noise) for chunk in torch.split(features, rows)])
+        classes, hidden = self.decoder.bias.shape[0], self.decoder.bias.shape[2]
+        rows = max(1, AT_ONCE // (classes * len(noise) * hidden))
+        squares = self.decoder_out.weight @ self.decoder_out.weight.mT  # (classes, hidden, hidden)
+        return torch.cat([self._log_likelihoods(chunk, noise, squares) for chunk in torch.split(features, rows)])
 
-    def _log_likelihoods(self, features: Tensor, noise: Tensor) -> Tensor:
+    def _log_likelihoods(self, features: Tensor, noise: Tensor, squares: Tensor) -> Tensor:
         mean, log_variance = (value.unsqueeze(2) for value in self.encode(features))  # (classes, rows, 1, latent)
         codes = mean + noise * torch.exp(0.5 * log_variance)  # (classes, rows, samples, latent)
-        made = self.decode(codes.flatten(1, 2)).view(*codes.shape[:3], -1)
-        error = (made - features[None, :, None]).square().sum(3)
+        hidden = functional.relu(self.decoder(codes.flatten(1, 2)))
+        # |h W + b - f|^2 = h W W' h' + 2 h W (b - f)' + |b - f|^2: no feature has to be made for it
+        weight, bias = self.decoder_out.weight, self.decoder_out.bias
+        across = weight @ bias.mT - weight @ features.T  # (classes, hidden, rows)
+        offset = bias.square().sum(2) - 2 * (bias @ features.T).squeeze(1) + features.square().sum(1)
+        own = (torch.bmm(hidden, squares) * hidden).sum(2).view(codes.shape[:3])
+        mixed = torch.matmul(hidden.view(*codes.shape[:3], -1), across.mT.unsqueeze(3)).squeeze(3)
+        error = own + 2 * mixed + offset.unsqueeze(2)
         # p(z) / q(z | f): the constants of both Gaussians cancel
         ratio = 0.5 * (log_variance + noise.square() - codes.square()).sum(3)
         constant = 0.5 * self.features * math.log(2 * math.pi) + math.log(len(noise))
