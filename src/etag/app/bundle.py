@@ -72,15 +72,12 @@ class About:
     @classmethod
     def from_plain(cls, content: dict[str, Any]) -> Self:
         """The other way."""
-        given: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in content["preprocess"].items()
-        }
         lessons = [
             Lesson(**(lesson | {"classes": tuple(map(_read, lesson["classes"]))})) for lesson in content["history"]
         ]
         return cls(
             config=validate(content["config"]),
-            preprocess=Preprocess(**given),
+            preprocess=Preprocess.from_plain(content["preprocess"]),
             channels=content["channels"],
             task_sizes=tuple(content["task_sizes"]),
             classes=tuple(map(_read, content["classes"])),

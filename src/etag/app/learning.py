@@ -43,7 +43,6 @@ class Material:
 class Outcome:
     """What is known after a lesson."""
 
-    new_accuracy: float | None  # on held-out images of the lesson, all classes competing
     per_class: dict[Name, float]  # of the lesson's classes
     old_accuracy: float | None  # on what the generator makes of older classes: no old image is there to ask
     lesson: Lesson
@@ -166,7 +165,7 @@ def _judged(engine: Engine, method: Method, about: About, material: Material, ta
         temperature=temperature,
         threshold=confidence.quantile(REJECTED).item(),
     )
-    return Outcome(lesson.accuracy, per_class, old_accuracy, lesson, now)
+    return Outcome(per_class, old_accuracy, lesson, now)
 
 
 def expected_seconds(bundle: Bundle, about: About, material: Material) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,6 +28,12 @@ class Preprocess:
     flip: bool
     resized_crop: bool = False  # a window of random size and shape instead, scaled to `size`
     crop: bool = True
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Self:
+        """From what JSON makes of its fields: tuples are lists there."""
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**given)
 
     def train(self, images: Tensor, draws: Draws, rows: int) -> Tensor:
         """Augmented inputs; `rows` is the size of the global batch."""

@@ -191,13 +191,10 @@ class RunDirectory:
                 )
             if about["format"] != FORMAT:
                 raise EtagError(f"{self.model} has format {about['format']}; this version reads format {FORMAT}.")
-            given: dict[str, Any] = {
-                k: tuple(v) if isinstance(v, list) else v for k, v in about["preprocess"].items()
-            }
             method = create_method(
                 validate(about["config"]),
                 placement or Placement(),
-                Preprocess(**given),
+                Preprocess.from_plain(about["preprocess"]),
                 channels=about["channels"],
                 classes=about["classes"],
             )
