@@ -15,12 +15,13 @@ from torch import Tensor
 
 from etag.app import settings as automatic
 from etag.app.bundle import About, Bundle, Classifier, Name
-from etag.app.folders import lesson_files, material
+from etag.app.folders import image_files, lesson_files, material
 from etag.app.learning import Material, learn
 from etag.app.lessons import begin, go_on
-from etag.app.predicting import probabilities
+from etag.app.predicting import probabilities, without_labels
 from etag.core.errors import EtagError
 from etag.core.files import checksum
+from etag.data.folders import list_classes
 from etag.data.images import MemoryImages
 
 HELD_OUT = 5  # every so many-th image of a class
@@ -31,7 +32,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     Images are arrays or tensors of shape (n, height, width), (n, height, width, channels) or (n, channels, height,
     width), whole numbers from 0 to 255 or fractions from 0 to 1; or anything that yields pairs of an image and its
-    class; or a folder with a sub-folder a class, and then there is no `y`. Classes may be text, numbers or tuples.
+    class; or a folder with a sub-folder a class, and then there is no `y`. To predict, a folder, a file or a pattern
+    does as well. Classes may be text, numbers or tuples.
     """
 
     def __init__(
@@ -123,17 +125,32 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if self._loaded is None:
             self._loaded = self._bundle.classifier()
         classifier, about = self._loaded
-        pixels = as_pixels(X)
-        if pixels.shape[1] != about.channels:
-            raise EtagError(f"these images have {pixels.shape[1]} channels, but those learnt {about.channels}.")
-        images = MemoryImages(pixels, torch.zeros(len(pixels)).long()).resized(about.preprocess.size)
+        images = self._images(about, X)
+        if images.pixels.shape[1] != about.channels:
+            raise EtagError(
+                f"these images have {images.pixels.shape[1]} channels, but those learnt {about.channels}."
+            )
         found: np.ndarray[Any, np.dtype[np.float32]] = probabilities(classifier, about, images.pixels).numpy()
         return found
+
+    def _images(self, about: About, X: Any) -> MemoryImages:
+        """As the bundle takes them; a file, a folder or a pattern stands for the files that `etag predict` reads."""
+        if isinstance(X, str | Path):
+            return without_labels(list(image_files([str(X)])), about, workers=1).in_memory()
+        pixels = as_pixels(X)
+        return MemoryImages(pixels, torch.zeros(len(pixels)).long()).resized(about.preprocess.size)
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The likeliest class of each image."""
         answers = self.predict_proba(X).argmax(1)
         found: np.ndarray[Any, Any] = self.classes_[answers]
+        return found
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """The share of images whose class is right; of a folder, whose sub-folders are the classes, without `y`."""
+        if isinstance(X, str | Path) and y is None:
+            y = [name for name, files in list_classes(Path(X), fewest=1).items() for _ in files]
+        found: float = super().score(X, y, sample_weight)
         return found
 
     # -- keeping --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -169,6 +169,23 @@ def get(
 
         place = SOURCES[name].get(path, show)
     typer.echo(f"{name} is in {place}")
+
+
+@sources.command()
+def folders(
+    name: Annotated[str, typer.Argument(help="A data source.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write: a sub-folder of PNG files a class.")],
+    classes: Annotated[
+        str | None, typer.Option(help="Some only: names or numbers, as in apple,bear or 0-4,7.")
+    ] = None,
+    per_class: Annotated[int | None, typer.Option(help="The first so many images of each.", min=1)] = None,
+    part: Annotated[Literal["train", "test"], typer.Option(help="Which of its images.")] = "train",
+) -> None:
+    """Write a source's images as plain folders, to try `etag learn` on."""
+    from etag.app.sources import source_folders
+
+    written, kinds = source_folders(name, out, classes, per_class, part)
+    typer.echo(f"{out}: {written} images of {kinds} classes")
 
 
 @app.command()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from etag.core.errors import EtagError
 from etag.data.decode import ENDINGS, Unreadable, image_size
-from etag.data.images import FileImages, complaint
+from etag.data.images import FileImages, MemoryImages, complaint
 
 Listing = dict[str, list[str]]  # files of each class
 
@@ -64,6 +65,19 @@ def as_images(listing: Listing, classes: Sequence[str], workers: int) -> FileIma
     files = [file for name in classes for file in listing[name]]
     labels = [label for label, name in enumerate(classes) for _ in listing[name]]
     return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), side=0, workers=workers)
+
+
+def write_folders(images: MemoryImages, names: dict[int, str], home: Path, per_class: int | None = None) -> int:
+    """The first images of some classes (their names by label) as PNG files, a sub-folder a class; how many."""
+    written = 0
+    for label, name in names.items():
+        folder = home / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for place, row in enumerate((images.labels == label).nonzero().flatten()[:per_class].tolist()):
+            pixels = images.pixels[row].permute(1, 2, 0).squeeze(2).numpy()
+            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{place:05}.png")
+            written += 1
+    return written
 
 
 def common_size(files: Sequence[str]) -> int:

@@ -1,0 +1,31 @@
+"""Folders of images: learn the classes of one, then those of another, then recognise.
+
+python examples/folders.py [FIRST SECOND LABELLED]     without any, digits are written as folders and learnt
+"""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from etag import IncrementalClassifier
+from etag.app.sources import source_folders
+
+
+def main(first: Path, second: Path, labelled: Path) -> None:
+    """Learn two folders, then recognise a third."""
+    model = IncrementalClassifier(steps=150, verbose=True).fit(first)
+    model.partial_fit(second)  # no image of the first folder is needed any more
+    print(f"{', '.join(model.classes_)}: {model.score(labelled):.1%} right")
+    for name, likely in zip(model.predict(labelled)[:3], model.predict_proba(labelled).max(1), strict=False):
+        print(f"{likely:6.1%}  {name}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        main(*map(Path, sys.argv[1:]))
+    else:
+        with TemporaryDirectory() as home:
+            folders = [Path(home, name) for name in ("first", "second", "labelled")]
+            for folder, classes, part in zip(folders, ("0-2", "3-4", "0-4"), ("train", "train", "test"), strict=True):
+                source_folders("digits", folder, classes, part=part)
+            main(*folders)

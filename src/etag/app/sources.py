@@ -1,0 +1,40 @@
+"""A data source's images as plain folders, for those who have none of their own yet."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from etag.core.errors import EtagError
+from etag.data.folders import write_folders
+from etag.data.images import MemoryImages
+from etag.data.source import SOURCES, DataOptions
+
+
+def source_folders(
+    name: str, out: Path, classes: str | None = None, per_class: int | None = None, part: str = "train"
+) -> tuple[int, int]:
+    """Write them; how many images of how many classes."""
+    if out.exists() and (out.is_file() or any(out.iterdir())):
+        raise EtagError(f"'{out}' exists already: choose another folder.")
+    dataset = SOURCES[name].open(DataOptions(name=name))
+    images = dataset.train if part == "train" else dataset.test
+    if not isinstance(images, MemoryImages):
+        raise EtagError(f"the images of '{name}' are in plain files already.")
+    chosen = chosen_classes(classes, dataset.classes) if classes else dict(enumerate(dataset.classes))
+    return write_folders(images, chosen, out, per_class), len(chosen)
+
+
+def chosen_classes(text: str, known: Sequence[str]) -> dict[int, str]:
+    """The classes that are named, or numbered, in a list with commas; a-b stands for all from a to b."""
+    found: dict[int, str] = {}
+    for word in map(str.strip, text.split(",")):
+        first, dash, last = word.partition("-")
+        if word in known:
+            numbers = range(known.index(word), known.index(word) + 1)
+        elif first.isdigit() and (last.isdigit() if dash else True):
+            numbers = range(int(first), int(last or first) + 1)
+        else:
+            raise EtagError(f"there is no class '{word}': name some of {', '.join(known)}.")
+        if not numbers or numbers[-1] >= len(known):
+            raise EtagError(f"the classes '{word}' are not there: they are numbered from 0 to {len(known) - 1}.")
+        found |= {number: known[number] for number in numbers}
+    return found
