@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from tests.app.conftest import etag, said, settings
 
+from etag.app import lessons
 from etag.app.bundle import Bundle
 from etag.data.folders import list_images
 
@@ -78,6 +79,47 @@ def test_names_that_differ_in_case_only(tmp_path, copied):
     assert "differ in upper and lower case only" in refused(etag("learn", tmp_path / "m", folder))
     folder = class_folders(tmp_path / "other", ["Digit 1"])
     assert "differ in upper and lower case only" in refused(etag("learn", copied, folder))
+
+
+def test_a_class_of_ten_thousand_and_one_of_five(tmp_path):
+    folder = class_folders(tmp_path / "images", ["rare", "usual"], images=5)
+    one = (folder / "usual" / "0.png").read_bytes()
+    for place in range(5, 10_000):
+        (folder / "usual" / f"{place}.png").write_bytes(one)
+    done = etag("learn", tmp_path / "m", folder, *settings("train.steps=2", "train.base={steps: 2}"))
+    assert done.returncode == 0, done.stderr
+    assert "add images if you can: rare (4 of 8000)." in done.stdout
+    assert "8004 images to learn from, 2001 held out" in done.stdout
+
+
+def test_images_of_one_pixel_and_of_far_too_many(tmp_path):
+    folder = class_folders(tmp_path / "images", ["cat", "dog"], images=6)
+    Image.new("RGB", (1, 1), "red").save(folder / "cat" / "one.png")
+    words = settings("train.steps=2", "train.base={steps: 2}")
+    done = etag("learn", tmp_path / "m", folder, *words)
+    assert done.returncode == 0, done.stderr
+    Image.new("1", (20_000, 20_000)).save(folder / "cat" / "vast.png")
+    assert "vast.png (far too large)" in refused(etag("learn", tmp_path / "n", folder, *words))
+    asked = etag("predict", tmp_path / "m", folder / "cat" / "one.png", folder / "cat" / "vast.png")
+    assert asked.returncode == 1
+    assert "vast.png can not be read: far too large." in asked.stderr
+    assert asked.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("memory", [0, 2048])
+def test_a_folder_that_changes_while_it_is_read(tmp_path, monkeypatch, memory):
+    folder = class_folders(tmp_path / "images", ["cat", "dog"], images=5)
+    moment = "material" if memory else "learn"  # with no memory to keep images in, files are read while it learns
+    usual = getattr(lessons, moment)
+
+    def changed(*words, **named):
+        (folder / "cat" / "1.png").unlink()
+        return usual(*words, **named)
+
+    monkeypatch.setattr(lessons, moment, changed)
+    words = settings("train.steps=2", "train.base={steps: 2}", f"data.memory={memory}")
+    assert "1.png" in refused(etag("learn", tmp_path / "m", folder, *words))
+    assert not Bundle(tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(

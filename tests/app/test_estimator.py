@@ -12,6 +12,7 @@ from sklearn.utils import estimator_checks
 
 from etag import IncrementalClassifier
 from etag.app.estimator import as_pixels
+from etag.app.sources import source_folders
 from etag.core.errors import EtagError
 
 SHORT = {
@@ -170,3 +171,17 @@ CHECKS = [
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_scikit_learns_own_checks(check):
     check("IncrementalClassifier", IncrementalClassifier())
+
+
+def test_folders_are_learnt_and_recognised(tmp_path):
+    for name, classes, part in (("first", "0-2", "train"), ("more", "3", "train"), ("labelled", "0-3", "test")):
+        source_folders("digits", tmp_path / name, classes, 40, part)
+    made = small(size=8).fit(tmp_path / "first").partial_fit(str(tmp_path / "more"))
+    assert made.classes_.tolist() == ["0", "1", "2", "3"]
+    names = [path.parent.name for path in sorted((tmp_path / "labelled").rglob("*.png"))]
+    answers = made.predict(tmp_path / "labelled")
+    assert made.score(tmp_path / "labelled") == np.mean(answers == names) > 0.4
+    one = sorted((tmp_path / "labelled").rglob("*.png"))[0]
+    np.testing.assert_allclose(made.predict_proba(one)[0], made.predict_proba(tmp_path / "labelled")[0], rtol=1e-4)
+    with pytest.raises(EtagError, match="nothing matches"):
+        made.predict(str(tmp_path / "*.jpg"))

@@ -18,6 +18,7 @@ from etag.methods.registry import METHODS
 from etag.report.formats import duration
 
 RECIPE = "learn"
+FAR_FEWER = 10  # times fewer images than the largest class has
 FIXED = ("method", "seed", "model", "data")  # what a bundle can not change once it has begun
 
 
@@ -107,7 +108,16 @@ def _announce(bundle: Bundle, about: About, lesson: Material, say: Callable[[str
         f"{size}x{size} pixels, {config.model.backbone} of width {config.model.width or 'as is usual'}, "
         f"{config.method.name}, {length} of {training.batch_size} images."
     )
+    if rare := _rare(lesson):
+        say(f"rare classes are recognised less often; add images if you can: {', '.join(rare)}.")
     say(f"this should take about {duration(expected_seconds(bundle, about, lesson))}.")
+
+
+def _rare(lesson: Material) -> list[str]:
+    """Classes with far fewer images than the largest one, with their number."""
+    counts = lesson.train.labels.bincount(minlength=len(lesson.names)).tolist()
+    pairs = zip(lesson.names, counts, strict=True)
+    return [f"{name} ({count} of {max(counts)})" for name, count in pairs if FAR_FEWER * count < max(counts)]
 
 
 def forget_class(model: Path, name: Name) -> About:
