@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from etag.cli import bundles
+from etag.cli import bundles, grids
 
 app = typer.Typer(
     add_completion=False,
@@ -16,6 +16,7 @@ app = typer.Typer(
     help="Class-incremental image learning that keeps no old data.",
 )
 app.add_typer(bundles.app)
+app.add_typer(grids.app)
 app.add_typer(bundles.models, name="models")
 
 Plugins = Annotated[
@@ -189,13 +190,15 @@ def folders(
 
 
 @app.command()
-def recipes(as_json: AsJson = False) -> None:
+def recipes(
+    as_json: AsJson = False,
+    grids: Annotated[bool, typer.Option("--grids", help="The grids instead, for `etag bench`.")] = False,
+) -> None:
     """The recipes that come with the package."""
     from etag.experiments import recipes as shelf
 
-    rows = [
-        {"name": name, "summary": shelf.summary(path), "path": str(path)} for name, path in shelf.available().items()
-    ]
+    known = shelf.grids() if grids else shelf.available()
+    rows = [{"name": name, "summary": shelf.summary(path), "path": str(path)} for name, path in known.items()]
     _show(rows, ("name", "summary"), as_json)
 
 

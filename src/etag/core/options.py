@@ -9,8 +9,11 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
+
+from etag.core.errors import EtagError
 
 
 def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
@@ -25,6 +28,14 @@ def _alike(lower: Any, upper: Any) -> bool:
     if not (isinstance(lower, dict) and isinstance(upper, dict)):
         return False
     return "kind" not in upper or upper["kind"] == lower.get("kind")
+
+
+def mistake(error: ValidationError, origin: str) -> EtagError:
+    """The first thing that is wrong in a file, in a sentence."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    reason = first["msg"].removeprefix("Value error, ")
+    return EtagError(f"{origin} can not be used: {where + ': ' if where else ''}{reason}.")
 
 
 class Options(BaseModel):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
 def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenario, Preprocess]:
     """Open the source and cut it; also how its images become network inputs."""
     dataset = SOURCES[options.name].open(options)
-    order = class_order(dataset, options, seed)
+    order = class_order(dataset, options, seed)[: options.first]
     sizes = parse_split(split, len(order))
     _check_domains(dataset, order, sizes)
     order, size = order[: sum(sizes)], options.size or dataset.size
@@ -113,10 +114,17 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
             again = [images.relabelled(images.labels - old) for images in parts]
             tasks.append(Task(index, new * (index > 0), new * (index == 0), again[0], again[1], base=sizes[0]))
         old += new
+    tasks = [_judged_by(task, options.held_out) for task in tasks]
     names = dataset.shared or names
     flip = dataset.flip if options.flip is None else options.flip
     scenario = Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size)
     return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop, dataset.crop)
+
+
+def _judged_by(task: Task, share: float) -> Task:
+    """A task that is tested on a share of its training images, if there is one."""
+    trained, held_out = task.holding_out(share)
+    return task if held_out is None else replace(trained, test=held_out)
 
 
 def _check_domains(dataset: Dataset, order: list[int], sizes: list[int]) -> None:

@@ -30,6 +30,16 @@ class DataOptions(Options):
         None,
         description="which classes, where not all are used: a seed, 'natural' (the first), or a file as for `order`",
     )
+    first: PositiveInt | None = Field(
+        None, description="of the classes in their order only the first so many, such as those of a base task"
+    )
+    held_out: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="judge on this share of each class's training images, which is not trained on, instead of the "
+        "test images",
+    )
     size: PositiveInt | None = Field(None, description="pixels a side of the network's input")
     resized_crop: bool = Field(False, description="train on windows of random size and shape, scaled to `size`")
     train_per_class: PositiveInt | None = Field(None, description="use only the first images of each class")

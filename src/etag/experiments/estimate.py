@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from etag.core.scenario import Task
 from etag.core.work import Journal, Phase, Plan, Sweep
@@ -19,11 +20,32 @@ from etag.methods.base import Method
 BATCHES = 4  # measured a phase, the first of which warms up
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """Of a phase or sweep: seconds and arithmetic operations an image that passes through it, and how many do."""
+
+    per_pass: float
+    passes_per_image: float
+    passes: int = 0  # instead, for a length in steps
+    operations_per_pass: float = 0.0
+
+    def count(self, images: int) -> float:
+        return self.passes or self.passes_per_image * images
+
+    def seconds(self, images: int) -> float:
+        return self.per_pass * self.count(images)
+
+    def operations(self, images: int) -> float:
+        return self.operations_per_pass * self.count(images)
+
+
 @dataclass
 class Estimate:
-    """Seconds a task, parameters by part, and bytes while training."""
+    """Seconds a task, arithmetic operations, parameters by part, and bytes while training."""
 
+    costs: list[list[_Cost]] = field(default_factory=list)  # of the base task, and of a later one
     seconds: list[float] = field(default_factory=list)
+    operations: float = 0.0
     parameters: dict[str, int] = field(default_factory=dict)
     network_bytes: int = 0
     data_bytes: int = 0
@@ -43,21 +65,9 @@ class Estimate:
         )
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """Of a phase or sweep: seconds an image that passes through it, and how many do."""
-
-    per_pass: float
-    passes_per_image: float
-    passes: int = 0  # instead, for a length in steps
-
-    def seconds(self, images: int) -> float:
-        return self.per_pass * (self.passes or self.passes_per_image * images)
-
-
-def estimate(config: RunConfig) -> Estimate:
-    """Measure on small pieces of the first two tasks, on one device, and count up."""
-    found = Estimate()
+def estimate(config: RunConfig, like: Estimate | None = None) -> Estimate:
+    """Measure on small pieces of the first two tasks, on one device, or take the costs of a like run; count up."""
+    found = Estimate(like.costs if like is not None else [])
     launch(config.runtime.model_copy(update={"devices": 1}), _estimate, config, found)
     return found
 
@@ -69,9 +79,14 @@ def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     )
     method.check(scenario.classes_per_task)
     for task, images in zip(scenario, scenario.images_given(method.card.all_data), strict=True):
-        if task.index < 2:  # later tasks cost what the second does, image for image
-            costs = _costs(runtime, method, scenario.given(task, method.card.all_data), method.whole_task)
+        if (
+            task.index < 2 and len(found.costs) == task.index
+        ):  # later tasks cost what the second does, image for image
+            given = scenario.given(task, method.card.all_data)
+            found.costs.append(_costs(runtime, method, given, method.whole_task))
+        costs = found.costs[min(task.index, 1)]
         found.seconds.append(sum(cost.seconds(images) for cost in costs))
+        found.operations += sum(cost.operations(images) for cost in costs)
         found.data_bytes = max(found.data_bytes, images * scenario.channels * scenario.size**2)
     method.rebuild(scenario.classes_per_task)
     found.parameters = parameter_counts(method)
@@ -113,12 +128,18 @@ class _Stopwatch(Engine):
         return found
 
     def train(self, phase: Phase, journal: Journal | None = None) -> None:
-        size = phase.training.batch_size
-        for steps in (1, min(BATCHES - 1, len(phase.batches))):  # the first one warms up
-            start = time.perf_counter()
-            super().train(replace(phase, training=phase.training.model_copy(update={"steps": steps})), journal)
-            per_pass = (time.perf_counter() - start) / (steps * size)
-        self.costs.append(_Cost(per_pass, phase.training.epochs, (phase.training.steps or 0) * size))
+        size, steps = phase.training.batch_size, min(BATCHES - 1, len(phase.batches))
+        with FlopCounterMode(display=False) as counter:  # the first step warms up, and is counted
+            super().train(_of_length(phase, 1), journal)
+        start = time.perf_counter()
+        super().train(_of_length(phase, steps), journal)
+        per_pass = (time.perf_counter() - start) / (steps * size)
+        passes = (phase.training.steps or 0) * size
+        self.costs.append(_Cost(per_pass, phase.training.epochs, passes, counter.get_total_flops() / size))
+
+
+def _of_length(phase: Phase, steps: int) -> Phase:
+    return replace(phase, training=phase.training.model_copy(update={"steps": steps}))
 
 
 def _time(seconds: float) -> str:

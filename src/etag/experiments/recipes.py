@@ -18,9 +18,8 @@ def folder() -> Path:
 def available() -> dict[str, Path]:
     """Recipes by name: the path below the folder, without its ending. Those that begin with _ are for others."""
     root = folder()
-    files = (
-        file for file in sorted(root.rglob("*.yaml")) if not file.name.startswith("_") and file not in _presets()
-    )
+    others = {*_below("presets"), *_below("grids")}
+    files = (file for file in sorted(root.rglob("*.yaml")) if not file.name.startswith("_") and file not in others)
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
@@ -37,13 +36,30 @@ def load(name: str) -> dict[str, Any]:
     raise choose("recipe", name, known)
 
 
-def _presets() -> list[Path]:
-    return sorted((folder() / "presets").glob("*.yaml"))
+def _below(kind: str) -> list[Path]:
+    return sorted((folder() / kind).glob("*.yaml"))
+
+
+def grids() -> dict[str, Path]:
+    """The grids that come with the package."""
+    return {file.stem: file for file in _below("grids")}
+
+
+def grid_file(name: str) -> Path:
+    """A grid's file, by name or by path."""
+    known, path = grids(), Path(name).expanduser()
+    if name not in known and path.suffix in {".yaml", ".yml"}:
+        if not path.is_file():
+            raise EtagError(f"the grid file '{name}' does not exist.")
+        return path
+    if name not in known:
+        raise choose("grid", name, known)
+    return known[name]
 
 
 def preset(name: str) -> dict[str, Any]:
     """The content of a preset: what shall be otherwise in any recipe."""
-    known = {file.stem: file for file in _presets()}
+    known = {file.stem: file for file in _below("presets")}
     if name not in known:
         raise choose("preset", name, known)
     return _read(known[name])

@@ -67,7 +67,7 @@ class RunDirectory:
             left.unlink()
         if self._content():
             if not restart:
-                self._check_same(config)
+                self.check(config)
                 return
             for path in self._content():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -77,10 +77,13 @@ class RunDirectory:
         """Whether it holds this run, complete."""
         if not (self.config.is_file() and self.metrics.is_file()):
             return False
-        self._check_same(config)
+        self.check(config)
         return True
 
-    def _check_same(self, config: RunConfig) -> None:
+    def check(self, config: RunConfig) -> None:
+        """Refuse to go on if it holds a run of another configuration."""
+        if not self.config.is_file():
+            return
         there, asked = _flat(yaml.read(self.config)), _flat(config.plain())
         differences = [
             f"{key} is {there.get(key)!r} there and {asked.get(key)!r} here"

@@ -1,0 +1,179 @@
+"""Doing a grid's runs: what is done is skipped, what was cut goes on, what fails does not stop the others."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from etag.core.errors import EtagError
+from etag.core.files import locked, write_atomically
+from etag.experiments.grid import Grid, Planned
+from etag.experiments.store import RunDirectory
+
+State = Literal["waiting", "running", "done", "failed"]
+LOOK_EVERY = 0.3  # seconds
+
+
+class Job(Protocol):
+    """A run that is being made somewhere."""
+
+    def ended(self) -> str | None:
+        """None while it goes on; then an empty text, or why it failed."""
+
+    def stop(self) -> None:
+        """Let it stop at its next checkpoint, and wait for that."""
+
+
+class Workers(Protocol):
+    """Where runs are made."""
+
+    places: int  # how many at a time
+
+    def start(self, run: Planned, out: Path) -> Job:
+        """Begin a run, or go on with it, in a directory."""
+
+
+@dataclass
+class Row:
+    """What is known of a run."""
+
+    run: Planned
+    state: State = "waiting"
+    reason: str = ""  # of a failure
+    accuracy: float | None = None
+    seconds: float | None = None  # that training took
+    tasks: int = 0  # learnt so far
+
+
+class Board(Protocol):
+    """Where the state of a grid is shown."""
+
+    def show(self, rows: Sequence[Row], seconds_left: float | None) -> None:
+        """After anything has changed."""
+
+
+@dataclass
+class Bench:
+    """A grid with its two places: the store, where runs live, and the results, which hold what is finished."""
+
+    grid: Grid
+    store: Path
+    results: Path
+    restart: bool = False  # replace what was made with another configuration
+    rows: dict[str, Row] = field(default_factory=dict)  # by name
+
+    def run(self, workers: Workers, board: Board) -> list[Row]:
+        """Make all runs that are not done; those that failed can be seen in their rows."""
+        with self._alone():
+            jobs: dict[str, Job] = {}
+            try:
+                while self._plan() or jobs or self._of("waiting"):
+                    for row in self._of("waiting")[: workers.places - len(jobs)]:
+                        jobs[row.run.name] = workers.start(row.run, self.store / row.run.name)
+                        row.state = "running"
+                    self._look(jobs)
+                    board.show(list(self.rows.values()), self.seconds_left(workers.places))
+                    if jobs:
+                        time.sleep(LOOK_EVERY)
+            finally:
+                for job in jobs.values():
+                    job.stop()
+        return list(self.rows.values())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else makes the same grid in the same place. The grid's file is kept beside its results."""
+        try:
+            self.store.mkdir(parents=True, exist_ok=True)
+            self.results.mkdir(parents=True, exist_ok=True)
+            (self.store / ".lock").touch()
+            write_atomically(self.results / "grid.yaml", self.grid.text)
+        except OSError as error:
+            raise EtagError(f"{error.filename} can not be written: {error.strerror}.") from error
+        with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
+            yield
+
+    def _plan(self) -> bool:
+        """Name the runs that can be named now; whether there are new ones."""
+        new = [run for run in self.grid.plan(self._score) if run.name not in self.rows]
+        self.rows |= {run.name: self.look(run) for run in new}
+        return bool(new)
+
+    def _score(self, name: str) -> float | None:
+        row = self.rows.get(name)
+        if row is not None and row.state == "failed":
+            return float("-inf")  # values that a run fails with are not chosen
+        return None if row is None else row.accuracy
+
+    def look(self, run: Planned) -> Row:
+        """What there is of a run already."""
+        row = Row(run)
+        for place in (self.results, self.store):
+            directory = RunDirectory(place / run.name)
+            try:
+                directory.check(run.config)
+            except EtagError as error:
+                if not self.restart:
+                    return Row(run, "failed", str(error))
+                shutil.rmtree(directory.path)
+            if directory.finished(run.config):
+                self._finish(row, place)
+                break
+        return row
+
+    def _of(self, state: State) -> list[Row]:
+        return [row for row in self.rows.values() if row.state == state]
+
+    def _look(self, jobs: dict[str, Job]) -> None:
+        """Note what has happened since."""
+        for name, job in list(jobs.items()):
+            row, directory = self.rows[name], RunDirectory(self.store / name)
+            with suppress(OSError, ValueError, KeyError):  # not there yet
+                row.tasks = json.loads(directory.progress.read_text())["tasks"]
+            ended = job.ended()
+            if ended is None:
+                continue
+            del jobs[name]
+            if ended:
+                row.state, row.reason = "failed", ended
+            else:
+                self._finish(row, self.store)
+
+    def _finish(self, row: Row, place: Path) -> None:
+        """A run is done; the results get what is small of it, `metrics.json` last: it marks what is done."""
+        source, target = RunDirectory(place / row.run.name), RunDirectory(self.results / row.run.name)
+        metrics = json.loads(source.metrics.read_text())
+        if place != self.results:
+            target.path.mkdir(parents=True, exist_ok=True)
+            target.metrics.unlink(missing_ok=True)
+            write_atomically(target.path / "command.txt", row.run.command + "\n")
+            for file in [source.config, *sorted(source.path.glob("embedding-*.json")), source.metrics]:
+                write_atomically(target.path / file.name, file.read_bytes())
+        row.state, row.accuracy, row.seconds = "done", metrics["A_weighted"], sum(metrics["train_seconds"])
+        row.tasks = len(metrics["train_seconds"])
+
+    def seconds_left(self, places: int) -> float | None:
+        """From what runs of the same kind took, or of any kind; None before one is done."""
+        done = self._of("done")
+        if not done:
+            return None
+        by_label: dict[str, list[float]] = {}
+        for row in done:
+            by_label.setdefault(row.run.label, []).append(row.seconds or 0.0)
+        usual = [second for seconds in by_label.values() for second in seconds]
+        left = 0.0
+        for row in [*self._of("waiting"), *self._of("running")]:
+            known = by_label.get(row.run.label, usual)
+            left += sum(known) / len(known)
+        return left / places
+
+
+def default_store(grid: Grid) -> Path:
+    """ETAG_RUNS, else the user cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etag" / "runs"
+    return Path(os.environ.get("ETAG_RUNS") or cache).expanduser() / grid.name

@@ -1,0 +1,143 @@
+"""Grids: a YAML file that names methods x splits x variants x seeds, and the runs that it stands for."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from etag.core.errors import EtagError
+from etag.core.options import Options, mistake
+from etag.data.source import Seed
+from etag.experiments import recipes, yaml
+from etag.experiments.config import RunConfig, resolve
+
+Score = Callable[[str], float | None]  # of the run of this name; None where it is not done
+
+
+class Search(Options):
+    """Values that are tried on the base task's classes alone, judged on images that are held out of its training."""
+
+    over: dict[str, list[Any]] = Field(min_length=1, description="values by dotted key; all combinations are tried")
+    split: str = Field(description="how the base task's classes are cut to try them, such as b4-2x2")
+    classes: int = Field(description="how many classes the base task has", gt=1)
+    held_out: float = Field(0.2, gt=0, lt=1, description="share of each class's training images to judge on")
+
+
+class Block(Options):
+    """Every combination of what it holds, by one recipe."""
+
+    recipe: str
+    preset: str | None = None
+    methods: list[str] = Field(min_length=1)
+    splits: list[str] | None = Field(None, min_length=1, description="None is the recipe's own")
+    seeds: list[Seed] = Field([0, 1, 2], min_length=1)
+    settings: dict[str, Any] = Field(default_factory=dict, description="options by dotted key")
+    variants: dict[str, dict[str, Any]] = Field(
+        default_factory=lambda: {"": {}}, min_length=1, description="by name: settings on top; '' is the plain one"
+    )
+    search: Search | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a grid. Its name is its directory below the grid's."""
+
+    name: str
+    label: str  # what differs in the seed only has the same
+    config: RunConfig
+    command: str  # that makes it again
+
+    @property
+    def candidate(self) -> bool:
+        """Whether it belongs to a search."""
+        return self.name.startswith("search/")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid's file, read."""
+
+    name: str
+    text: str
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def load(cls, name: str) -> "Grid":
+        """By name, of those that come with the package, or by path."""
+        path = recipes.grid_file(name)
+        content = yaml.read(path)
+        for key in ("summary", "paper"):  # for readers of the results
+            content.pop(key, None)
+        blocks = content.pop("runs", [{}])
+        if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+            raise EtagError(f"{path}: 'runs' should list blocks, each with its methods, seeds and the like.")
+        try:
+            return cls(path.stem, path.read_text(), tuple(Block.model_validate(content | block) for block in blocks))
+        except ValidationError as error:
+            raise mistake(error, str(path)) from None
+
+    def everything(self) -> list[Planned]:
+        """All runs, a search's choice being any: what is tried costs the same."""
+        return self.plan(lambda _: 0.0)
+
+    def plan(self, score: Score) -> list[Planned]:
+        """The runs that can be named now: of a search those that try, and when all are done, those that follow."""
+        runs = [run for block in self.blocks for run in _runs(block, score)]
+        names = [run.name for run in runs]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise EtagError(
+                f"the grid '{self.name}' has several runs that would be named {min(twice)}: name variants apart."
+            )
+        return runs
+
+
+def _runs(block: Block, score: Score) -> Iterator[Planned]:
+    for split, method in product(block.splits or [None], block.methods):
+        chosen: dict[str, Any] | None = {}
+        if block.search is not None:
+            tried = list(_candidates(block, block.search, method))
+            yield from (run for run, _ in tried)
+            chosen = _best(tried, score)
+        if chosen is None:
+            continue
+        for (variant, more), seed in product(block.variants.items(), block.seeds):
+            yield _planned(block, method, split, seed, variant, block.settings | chosen | more)
+
+
+def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[Planned, dict[str, Any]]]:
+    """The runs that try values, with these."""
+    alone = {"data.first": search.classes, "data.held_out": search.held_out}
+    for values in product(*search.over.values()):
+        tried = dict(zip(search.over, values, strict=True))
+        name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in tried.items())
+        yield (
+            _planned(block, method, search.split, block.seeds[0], name, block.settings | alone | tried, "search/"),
+            tried,
+        )
+
+
+def _best(tried: Sequence[tuple[Planned, dict[str, Any]]], score: Score) -> dict[str, Any] | None:
+    """The values with the highest accuracy; None while some are not tried yet."""
+    scores = [score(run.name) for run, _ in tried]
+    known = [value for value in scores if value is not None]
+    return tried[scores.index(max(known))][1] if len(known) == len(tried) else None
+
+
+def _planned(
+    block: Block, method: str, split: str | None, seed: int, variant: str, settings: dict[str, Any], below: str = ""
+) -> Planned:
+    given = {"method": method, "seed": seed} | ({} if split is None else {"split": split}) | settings
+    config = resolve(block.recipe, given, preset=block.preset)
+    label = f"{below}{config.split}/{method}" + (f"-{variant}" if variant else "")
+    words = ["etag", "run", block.recipe, *(["--preset", block.preset] if block.preset else [])]
+    words += ["--method", method, *(["--split", split] if split else []), "--seed", str(seed)]
+    words += [word for key, value in settings.items() for word in ("--set", f"{key}={_written(value)}")]
+    return Planned(f"{label}-seed{seed}", label, config, shlex.join(words))
+
+
+def _written(value: Any) -> str:
+    """As `--set` takes it."""
+    return yaml.write({"value": value}).removeprefix("value:").removesuffix("\n").strip()
