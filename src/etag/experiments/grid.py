@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, mistake
@@ -36,9 +36,16 @@ class Block(Options):
     seeds: list[Seed] = Field([0, 1, 2], min_length=1)
     settings: dict[str, Any] = Field(default_factory=dict, description="options by dotted key")
     variants: dict[str, dict[str, Any]] = Field(
-        default_factory=lambda: {"": {}}, min_length=1, description="by name: settings on top; '' is the plain one"
+        {"": {}}, min_length=1, description="by name: settings on top; '' is the plain one"
     )
     search: Search | None = None
+
+    @field_validator("settings")
+    @classmethod
+    def _without_what_has_a_place(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if found := {"method", "split", "seed"} & settings.keys():
+            raise ValueError(f"{min(found)} has a place of its own, {min(found)}s")
+        return settings
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,8 @@ class Grid:
 
 
 def _runs(block: Block, score: Score) -> Iterator[Planned]:
-    for split, method in product(block.splits or [None], block.methods):
+    splits: list[str | None] = [*block.splits] if block.splits else [None]
+    for split, method in product(splits, block.methods):
         chosen: dict[str, Any] | None = {}
         if block.search is not None:
             tried = list(_candidates(block, block.search, method))

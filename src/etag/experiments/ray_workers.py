@@ -62,7 +62,7 @@ class RayWorkers:
             ray.init(address=address or "local", log_to_driver=False, **local)
         except ConnectionError as error:
             raise EtagError(f"there is no Ray cluster at '{address}'.") from error
-        self._gpus = ray.cluster_resources().get("GPU", 0)
+        self._gpus = self._ray.cluster_resources().get("GPU", 0)
 
     def start(self, run: Planned, out: Path) -> RayJob:
         """A task, with the processors and GPUs that its configuration asks for."""
