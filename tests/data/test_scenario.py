@@ -336,3 +336,15 @@ def test_the_icarl_order_is_kept_as_data_and_is_what_seed_1993_gave():
     named = class_order(hundred, DataOptions(order="icarl"), seed=0)
     assert named[:5] == [68, 56, 78, 8, 23]
     assert named == class_order(hundred, DataOptions(order=1993), seed=0)
+
+
+def test_the_first_classes_judged_on_held_out_training_images():
+    whole, _ = build_scenario(DataOptions(train_per_class=20), "b2-2x1", seed=3)
+    part, _ = build_scenario(DataOptions(train_per_class=20, first=2, held_out=0.25), "b0-2x1", seed=3)
+    assert part.classes == whole.classes[:2]
+    for task in part:
+        assert (len(task.train), len(task.test)) == (15, 5)
+        pixels = whole.tasks[0].train.select((whole.tasks[0].train.labels == task.index).nonzero().flatten()).pixels
+        assert torch.equal(torch.cat([task.train.pixels, task.test.pixels]), pixels)
+    with pytest.raises(EtagError, match="needs 3 classes, but the data has only 2"):
+        build_scenario(DataOptions(first=2), "b0-3x1", seed=3)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.evaluation.embedding import pick_rows, tsne
+from etag.evaluation.embedding import pick_rows, rows_of_some, tsne
 
 LABELS = torch.tensor([2, 0, 1, 0, 2, 2, 0, 1, 1, 2])
 
@@ -32,3 +32,9 @@ def test_the_picture_is_the_same_for_the_same_seed():
 
 def test_four_rows_are_enough():
     assert len(tsne(torch.eye(4), seed=0)) == 4
+
+
+def test_some_classes_of_each_task():
+    labels = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4])
+    assert rows_of_some(labels, [3, 1, 1], classes=2, images=1).tolist() == [0, 1, 3, 4]
+    assert rows_of_some(labels, [3], classes=5, images=9).tolist() == [0, 5, 1, 6, 2, 7]

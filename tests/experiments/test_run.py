@@ -204,3 +204,14 @@ def test_where_frozen_features_come_from_is_said_with_every_result(small, method
     assert "features: a frozen backbone, trained on the base task." in capsys.readouterr().out
     for page in (write_run_report(tmp_path / "run"), write_comparison([tmp_path / "run"], tmp_path / "page.html")):
         assert "a frozen backbone, trained on the base task" in page.read_text()
+
+
+def test_features_can_be_drawn_after_each_task_without_changing_the_run(small, tmp_path):
+    plain = run(small("fine"), tmp_path / "plain")
+    drawn = run(small("fine", **{"runtime.embed_tasks": True}), tmp_path / "drawn")
+    assert drawn["confusion"] == plain["confusion"]
+    for task, classes in enumerate(([0, 1], [0, 1, 2], [0, 1, 2, 3])):
+        picture = json.loads(RunDirectory(tmp_path / "drawn").embedding_after(task).read_text())
+        assert sorted(set(picture["labels"])) == classes
+        assert len(picture["points"]) == len(picture["labels"])
+    assert not list((tmp_path / "plain").glob("embedding-*"))

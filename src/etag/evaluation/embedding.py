@@ -1,5 +1,7 @@
 """A picture of the feature space: t-SNE to two dimensions."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,17 @@ def pick_rows(labels: Tensor, limit: int) -> Tensor:
     classes = sorted(set(labels.tolist()))[:limit]
     share = limit // len(classes)
     return torch.cat([(labels == label).nonzero().flatten()[:share] for label in classes])
+
+
+def rows_of_some(labels: Tensor, classes_per_task: Sequence[int], classes: int, images: int) -> Tensor:
+    """The first images of the first classes of each task."""
+    firsts = [sum(classes_per_task[:task]) for task in range(len(classes_per_task))]
+    some = [
+        first + number
+        for first, size in zip(firsts, classes_per_task, strict=True)
+        for number in range(min(classes, size))
+    ]
+    return torch.cat([(labels == label).nonzero().flatten()[:images] for label in some])
 
 
 def tsne(features: Tensor, seed: int) -> list[list[float]]:

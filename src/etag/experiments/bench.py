@@ -16,7 +16,7 @@ from etag.experiments.grid import Grid, Planned
 from etag.experiments.store import RunDirectory
 
 State = Literal["waiting", "running", "done", "failed"]
-LOOK_EVERY = 0.3  # seconds
+LOOK_EVERY = 0.5  # seconds
 
 
 class Job(Protocol):
@@ -32,7 +32,9 @@ class Job(Protocol):
 class Workers(Protocol):
     """Where runs are made."""
 
-    places: int  # how many at a time
+    @property
+    def places(self) -> int:
+        """How many at a time."""
 
     def start(self, run: Planned, out: Path) -> Job:
         """Begin a run, or go on with it, in a directory."""
@@ -72,17 +74,19 @@ class Bench:
         with self._alone():
             jobs: dict[str, Job] = {}
             try:
-                while self._plan() or jobs or self._of("waiting"):
+                self._plan()
+                while jobs or self._of("waiting"):
                     for row in self._of("waiting")[: workers.places - len(jobs)]:
                         jobs[row.run.name] = workers.start(row.run, self.store / row.run.name)
                         row.state = "running"
-                    self._look(jobs)
+                    if self._look(jobs):
+                        self._plan()
                     board.show(list(self.rows.values()), self.seconds_left(workers.places))
-                    if jobs:
-                        time.sleep(LOOK_EVERY)
+                    time.sleep(LOOK_EVERY)
             finally:
                 for job in jobs.values():
                     job.stop()
+            board.show(list(self.rows.values()), None)
         return list(self.rows.values())
 
     @contextmanager
@@ -98,11 +102,10 @@ class Bench:
         with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
             yield
 
-    def _plan(self) -> bool:
-        """Name the runs that can be named now; whether there are new ones."""
-        new = [run for run in self.grid.plan(self._score) if run.name not in self.rows]
-        self.rows |= {run.name: self.look(run) for run in new}
-        return bool(new)
+    def _plan(self) -> None:
+        """Name all runs that can be named now: what is found of those that try may name those that follow."""
+        while new := [run for run in self.grid.plan(self._score) if run.name not in self.rows]:
+            self.rows |= {run.name: self.look(run) for run in new}
 
     def _score(self, name: str) -> float | None:
         row = self.rows.get(name)
@@ -129,8 +132,9 @@ class Bench:
     def _of(self, state: State) -> list[Row]:
         return [row for row in self.rows.values() if row.state == state]
 
-    def _look(self, jobs: dict[str, Job]) -> None:
-        """Note what has happened since."""
+    def _look(self, jobs: dict[str, Job]) -> bool:
+        """Note what has happened since; whether a run has ended."""
+        before = len(jobs)
         for name, job in list(jobs.items()):
             row, directory = self.rows[name], RunDirectory(self.store / name)
             with suppress(OSError, ValueError, KeyError):  # not there yet
@@ -143,6 +147,7 @@ class Bench:
                 row.state, row.reason = "failed", ended
             else:
                 self._finish(row, self.store)
+        return len(jobs) < before
 
     def _finish(self, row: Row, place: Path) -> None:
         """A run is done; the results get what is small of it, `metrics.json` last: it marks what is done."""

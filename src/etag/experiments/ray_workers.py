@@ -47,9 +47,10 @@ class RayJob:
 
 
 class RayWorkers:
-    """All runs are given to Ray at once, which places them by what they need; a lost one is begun elsewhere."""
+    """As many runs as the cluster has processors are given to Ray, which places them by what they need.
 
-    places = 10_000
+    One whose worker is lost is begun elsewhere.
+    """
 
     def __init__(self, address: str | None = None, jobs: int | None = None) -> None:
         try:
@@ -63,6 +64,11 @@ class RayWorkers:
         except ConnectionError as error:
             raise EtagError(f"there is no Ray cluster at '{address}'.") from error
         self._gpus = self._ray.cluster_resources().get("GPU", 0)
+
+    @property
+    def places(self) -> int:
+        """Processors there are now: a cluster may grow."""
+        return int(self._ray.cluster_resources().get("CPU", 1))
 
     def start(self, run: Planned, out: Path) -> RayJob:
         """A task, with the processors and GPUs that its configuration asks for."""

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import Tensor
 
 from etag.core.errors import Diverged, EtagError
-from etag.core.scenario import Scenario
+from etag.core.scenario import Scenario, Task
 from etag.core.work import Listener
 from etag.data.preprocess import Preprocess
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
 from etag.engine.runtime import Runtime, launch
-from etag.evaluation.embedding import pick_rows, tsne
+from etag.evaluation.embedding import pick_rows, rows_of_some, tsne
 from etag.evaluation.evaluate import answers_sweep, features_sweep, judge
 from etag.experiments.config import RunConfig
 from etag.experiments.journal import Stop, TaskJournal
@@ -32,6 +33,7 @@ from etag.experiments.store import RunDirectory, create_method, networks, parame
 from etag.methods.base import Method
 
 EMBEDDED = 1000  # test images in the picture of the feature space
+SOME_CLASSES, SOME_IMAGES = 3, 50  # of each task, and of each of these, in the pictures after each task
 MADE_ROWS, MADE_COLUMNS = 10, 12  # of the picture of what a generator makes
 
 
@@ -138,20 +140,38 @@ def _learn(
                 if (made := method.made_images(MADE_ROWS, MADE_COLUMNS)) is not None:
                     directory.keep_made(task.index, made, MADE_COLUMNS)
                 directory.keep(method, record)
+            if config.runtime.embed_tasks:
+                some = partial(
+                    rows_of_some,
+                    classes_per_task=scenario.classes_per_task[: len(known)],
+                    classes=SOME_CLASSES,
+                    images=SOME_IMAGES,
+                )
+                picture = _embedding(engine, method, known, some, config.seed)
+                if runtime.leader:
+                    directory.write_json(directory.embedding_after(task.index), picture)
             journal.clear()
             console.print(record.line(scenario))
             stop.check()
             journal = journal_of(task.index + 1)
-        first, *later = (task.test for task in scenario)
-        shown = first.join(later)
-        shown = shown.select(pick_rows(shown.labels, EMBEDDED))
-        features = engine.sweep(features_sweep(shown, method.solver, preprocess, placement))
+        embedding = _embedding(engine, method, scenario.tasks, partial(pick_rows, limit=EMBEDDED), config.seed)
     if runtime.leader:
         metrics = record.metrics(scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
-        points = tsne(features["features"], config.seed) if len(shown) >= 4 else []
-        directory.write_json(directory.embedding, {"points": points, "labels": features["labels"].tolist()})
+        directory.write_json(directory.embedding, embedding)
         directory.save_model(method, config, scenario.classes)
         directory.finish(metrics)
+
+
+def _embedding(
+    engine: Engine, method: Method, tasks: Sequence[Task], pick: Callable[[Tensor], Tensor], seed: int
+) -> dict[str, Any]:
+    """Features of some test images in two dimensions."""
+    first, *later = (task.test for task in tasks)
+    shown = first.join(later)
+    shown = shown.select(pick(shown.labels))
+    found = engine.sweep(features_sweep(shown, method.solver, method.context.preprocess, method.context.placement))
+    drawn = engine.runtime.leader and len(shown) >= 4
+    return {"points": tsne(found["features"], seed) if drawn else [], "labels": found["labels"].tolist()}
 
 
 @contextmanager

@@ -118,6 +118,10 @@ class RunDirectory:
         self.made.mkdir(exist_ok=True)
         write_atomically(self.made / f"task-{task + 1:03}.png", buffer.getvalue())
 
+    def embedding_after(self, task: int) -> Path:
+        """The picture of the feature space after a task."""
+        return self.path / f"embedding-{task + 1:03}.json"
+
     def restore(self, method: Method) -> Record:
         """Bring a new method to where the run was cut off."""
         try:
