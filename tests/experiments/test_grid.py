@@ -67,7 +67,7 @@ def test_a_grid_is_every_combination(tmp_path):
     ]
     runs = Grid.load(grid_file(tmp_path, runs=blocks)).plan(lambda _: None)
     assert names(runs) == [
-        *(f"b2-1x2/{method}-seed{seed}" for method in ("fine", "gfr") for seed in (0, 3)),
+        *(f"b2-1x2/{method}-seed{seed}" for seed in (0, 3) for method in ("fine", "gfr")),
         "b2-1x2/etag-seed0",
         "b2-1x2/etag-tau1-seed0",
         "b2-1x2/lwf-seed0",

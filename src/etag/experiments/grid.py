@@ -102,17 +102,19 @@ class Grid:
 
 
 def _runs(block: Block, score: Score) -> Iterator[Planned]:
+    """One seed after the other, so that what is done of a grid is a whole comparison."""
     splits: list[str | None] = [*block.splits] if block.splits else [None]
-    for split, method in product(splits, block.methods):
-        chosen: dict[str, Any] | None = {}
-        if block.search is not None:
+    chosen: dict[str, dict[str, Any]] = dict.fromkeys(block.methods, {})
+    if block.search is not None:
+        chosen = {}
+        for method in block.methods:
             tried = list(_candidates(block, block.search, method))
             yield from (run for run, _ in tried)
-            chosen = _best(tried, score)
-        if chosen is None:
-            continue
-        for (variant, more), seed in product(block.variants.items(), block.seeds):
-            yield _planned(block, method, split, seed, variant, block.settings | chosen | more)
+            if (best := _best(tried, score)) is not None:
+                chosen[method] = best
+    for seed, split, method, variant in product(block.seeds, splits, chosen, block.variants):
+        settings = block.settings | chosen[method] | block.variants[variant]
+        yield _planned(block, method, split, seed, variant, settings)
 
 
 def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[Planned, dict[str, Any]]]:
