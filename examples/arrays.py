@@ -2,6 +2,7 @@
 
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -11,10 +12,11 @@ images, labels = load_digits(return_X_y=True)
 images = images.reshape(-1, 8, 8) / 16  # fractions from 0 to 1
 X, X_test, y, y_test = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
 
-model = IncrementalClassifier(steps=150, settings={"data.flip": False})  # a mirrored digit is no digit
+settings = {"data.flip": False, "method.generator.train.steps": 300}  # a mirrored digit is no digit
+model = IncrementalClassifier(steps=150, settings=settings)
 for classes in ([0, 1, 2, 3], [4, 5], [6, 7]):
-    now, tested = [y == c for c in classes], y_test <= classes[-1]
-    model.partial_fit(X[sum(now).astype(bool)], y[sum(now).astype(bool)])
+    now, tested = np.isin(y, classes), y_test <= classes[-1]
+    model.partial_fit(X[now], y[now])
     print(f"knows {model.classes_.tolist()}: {model.score(X_test[tested], y_test[tested]):.1%} right")
 
 with TemporaryDirectory() as home:

@@ -149,7 +149,8 @@ def test_results_of_another_configuration_are_kept_unless_asked(tmp_path):
     assert config["train"]["lr"] == 5e-3
 
 
-def test_interrupted_it_goes_on(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_goes_on(tmp_path, sent):
     file = grid_file(tmp_path, methods=["gfr"], settings=TINY | {"train.epochs": 60})
     words = ["bench", file, "--store", "store", "--results", "results"]
     process = subprocess.Popen(
@@ -162,7 +163,7 @@ def test_interrupted_it_goes_on(tmp_path):
     run = tmp_path / "store" / "b2-1x2" / "gfr-seed0"
     while not (run / "steps.jsonl").is_file() and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130
     assert told == "interrupted: the same command goes on from here.\n"

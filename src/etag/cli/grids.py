@@ -1,5 +1,6 @@
 """`etag bench`: many runs by one command, with a table that follows them."""
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,7 @@ def bench(
             row = made.look(run)
             typer.echo(f"{row.state:8} {run.name}  {row.reason}".rstrip())
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs are stopped well then too
     try:
         with _workers(engine, address, jobs) as workers, _board() as board:
             rows = made.run(workers, board)

@@ -104,7 +104,7 @@ class Grid:
 def _runs(block: Block, score: Score) -> Iterator[Planned]:
     """One seed after the other, so that what is done of a grid is a whole comparison."""
     splits: list[str | None] = [*block.splits] if block.splits else [None]
-    chosen: dict[str, dict[str, Any]] = dict.fromkeys(block.methods, {})
+    chosen: dict[str, dict[str, Any]] = {method: {} for method in block.methods}
     if block.search is not None:
         chosen = {}
         for method in block.methods:
