@@ -19,6 +19,7 @@ from etag.report.style import method_name
 
 BOUNDS = (LOWER_BOUND, UPPER_BOUND)
 OURS = "etag"
+BASELINES = tuple(f"b{number}" for number in range(5))
 METRICS, GRID, SEARCH = "metrics.json", "grid.yaml", "search"  # runs below `search/` only tried values
 SEED = re.compile(r"-seed\d+$")
 KEPT_IMAGES = "exemplars"  # a part of what is stored
@@ -84,14 +85,19 @@ class Scene:
         return [*self.methods, *sorted(self.entries.keys() - set(self.methods))]
 
     @property
-    def competing(self) -> list[Entry]:
-        """Methods of the paper's Table 1, the bounds excepted."""
-        return [self.entries[m] for m in self.methods if m in printed().methods and m not in BOUNDS]
+    def compared(self) -> list[str]:
+        """Methods that stand for themselves: the paper's baselines are eTag with parts left out."""
+        return [method for method in self.methods if method not in BASELINES]
+
+    @property
+    def competing(self) -> list[str]:
+        """Those, the bounds excepted."""
+        return [method for method in self.compared if method not in BOUNDS]
 
     @property
     def is_main(self) -> bool:
-        """Whether it compares methods, and not only variants of one."""
-        return len(self.competing) > 1
+        """Whether it compares methods of the paper's Table 1, and not only parts of one."""
+        return len(set(self.competing) & set(printed().methods)) > 1
 
     def some(self, labels: Iterable[str]) -> list[Entry]:
         """Those of these that are there."""

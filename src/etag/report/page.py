@@ -136,7 +136,7 @@ def _comparison_values(records: Sequence[RunRecord], beside: Path) -> dict[str, 
         "embeddings": [
             pictures.embedding_picture(run.embedding, run.metrics, name) for name, run in shown if run.embedding
         ],
-        "embedding_key": pictures.embedding_key(shown[0][1].metrics) if _same_classes(shown) else [],
+        "embedding_key": pictures.embedding_key(shown[0][1].metrics) if same_classes(shown) else [],
         "about_confusion": pictures.ABOUT_CONFUSION,
         "about_accuracy_matrix": pictures.ABOUT_ACCURACY_MATRIX,
         "about_embedding": pictures.ABOUT_EMBEDDING,
@@ -144,6 +144,6 @@ def _comparison_values(records: Sequence[RunRecord], beside: Path) -> dict[str, 
     }
 
 
-def _same_classes(shown: Sequence[tuple[str, RunRecord]]) -> bool:
+def same_classes(shown: Sequence[tuple[str, RunRecord]]) -> bool:
     """Whether one key fits all pictures: the order of classes may come from the seed."""
     return len({tuple(run.metrics.class_names) for _, run in shown}) == 1
