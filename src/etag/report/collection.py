@@ -137,6 +137,7 @@ def read_collection(folders: Sequence[Path]) -> Collection:
         by_place.setdefault((run.path.parent.resolve(), m.data, m.split, *m.classes_per_task), []).append(run)
     titles = Counter(_title(own[0]) for own in by_place.values())
     scenes = [_scene(own, alone=titles[_title(own[0])] == 1) for own in by_place.values()]
+    scenes.sort(key=lambda scene: scene.column is None)  # those that stand for the paper's first
     unfinished = [p for folder in folders for p in _below(folder, "config.yaml") if not is_run(p)]
     return Collection(scenes, unfinished)
 

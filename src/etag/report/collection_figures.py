@@ -45,7 +45,8 @@ def slopes(methods: Sequence[Slope]) -> Figure:
     for slope in methods:
         ends = left[slope], right[slope]
         width, alpha = (1.0, 0.7) if slope.light else (2.0, 1.0)
-        axes.plot((0, 1), ends, color=slope.look.colour, marker="o", markersize=4, linewidth=width, alpha=alpha)
+        style = {"color": slope.look.colour, "linestyle": slope.look.line, "linewidth": width, "alpha": alpha}
+        axes.plot((0, 1), ends, marker="o", markersize=4, **style)
         for x, y, side, value in ((-0.04, ends[0], "right", slope.theirs), (1.04, ends[1], "left", slope.ours)):
             words = f"{slope.name}  {value:.1f}" if side == "right" else f"{value:.1f}  {slope.name}"
             axes.text(x, y, words, ha=side, va="center", fontsize=TEXT, color=INK, parse_math=False)
@@ -96,6 +97,6 @@ def embedding_panels(
         axes = figure.add_subplot(rows, columns, place)
         embedding = embeddings[task]
         groups = [group_of[label] for label in embedding.labels]
-        scatter(axes, embedding.points, groups, looks, (width / columns / WIDTH) ** 2)
+        scatter(axes, embedding.points, groups, looks, width / columns / WIDTH)
         axes.set_title(f"after task {task}", fontsize=SMALL, color=INK)
     return figure

@@ -34,13 +34,18 @@ class Section:
     about: str = ""
     tables: Sequence[Table] = ()
     plates: Sequence[Plate] = ()
-    small: bool = False  # pictures that are looked at side by side
+    four: bool = False  # pictures that are looked at side by side
     key: Key = field(default_factory=list)
 
     @property
     def anchor(self) -> str:
         """Where links lead to."""
-        return re.sub(r"[^a-z]+", "-", self.title.lower()).strip("-")
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
+    @property
+    def notes(self) -> list[str]:
+        """What must be said about its tables, once."""
+        return list(dict.fromkeys(note for table in self.tables for note in table.notes))
 
 
 def write_collection(folders: Sequence[Path], out: Path) -> tuple[Path, Collection]:
@@ -84,7 +89,7 @@ def _sections(scenes: Sequence[Scene]) -> list[Section]:
             tables=[results.agreement_table(rankings)] if rankings else [],
             plates=[slopes_plate(ranking) for ranking in rankings],
         ),
-        Section("eTag against each other", tables=studies.tables(compared, results.paired_table)),
+        Section("eTag minus each other method", tables=studies.tables(compared, results.paired_table)),
         Section(
             "Components",
             tables=studies.tables(scenes, studies.ablation_table),
@@ -98,7 +103,7 @@ def _sections(scenes: Sequence[Scene]) -> list[Section]:
             "Confusion matrices",
             pictures.ABOUT_CONFUSION,
             plates=[plate for scene in scenes for plate in confusion_plates(scene)],
-            small=True,
+            four=True,
         ),
         Section("Time", tables=studies.tables(compared, studies.time_table)),
         Section("Size", tables=studies.tables(compared, studies.size_table)),
@@ -112,7 +117,7 @@ def _features(scenes: Sequence[Scene]) -> list[Section]:
     )
     found = [(scene, *embedding_plates(scene)) for scene in scenes]
     return [
-        Section(f"Features, {scene.title}", about, plates=plates, small=True, key=key) for scene, plates, key in found
+        Section(f"Features, {scene.title}", about, plates=plates, four=True, key=key) for scene, plates, key in found
     ]
 
 

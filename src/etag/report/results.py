@@ -17,8 +17,8 @@ F_PAPER = next(quantity for quantity in ACCURACY_METRICS if quantity.name == "F_
 LETTERS = {"A": A_WEIGHTED, "F": F_PAPER}  # as the paper calls them
 METHOD = Column("method", number=False)
 DEFINED = (
-    f"A is A_weighted: {DEFINITIONS['A_weighted']}. F is F_paper: best earlier accuracy minus the last, summed over past "
-    "tasks and divided by the number of all tasks."
+    f"A is A_weighted: {DEFINITIONS['A_weighted']}. F is F_paper: best earlier accuracy minus the last, summed "
+    "over past tasks and divided by the number of all tasks."
 )
 
 

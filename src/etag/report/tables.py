@@ -4,7 +4,7 @@ import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from etag.report.formats import MISSING, fixed
 from etag.report.quantities import Spread
@@ -84,6 +84,15 @@ class Table:
         """The headings that columns have in common, with their widths; none if no column has one."""
         runs = [(name, len(list(own))) for name, own in groupby(self.columns, key=lambda column: column.group)]
         return runs if any(name for name, _ in runs) else []
+
+    @property
+    def starts(self) -> list[int]:
+        """The columns with which groups begin."""
+        return [
+            start
+            for start, (name, _) in zip(accumulate([0] + [n for _, n in self.groups]), self.groups, strict=False)
+            if name
+        ]
 
     def csv(self) -> str:
         """Values without signs and marks; deviations have columns of their own."""
