@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -45,7 +46,12 @@ def slopes(methods: Sequence[Slope]) -> Figure:
     for slope in methods:
         ends = left[slope], right[slope]
         width, alpha = (1.0, 0.7) if slope.light else (2.0, 1.0)
-        style = {"color": slope.look.colour, "linestyle": slope.look.line, "linewidth": width, "alpha": alpha}
+        style: dict[str, Any] = {
+            "color": slope.look.colour,
+            "linestyle": slope.look.line,
+            "linewidth": width,
+            "alpha": alpha,
+        }
         axes.plot((0, 1), ends, marker="o", markersize=4, **style)
         for x, y, side, value in ((-0.04, ends[0], "right", slope.theirs), (1.04, ends[1], "left", slope.ours)):
             words = f"{slope.name}  {value:.1f}" if side == "right" else f"{value:.1f}  {slope.name}"

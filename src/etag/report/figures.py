@@ -245,7 +245,14 @@ def legend_rows(names: Collection[str]) -> int:
 def legend_below(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
     """Under the axes. The names are written as they are: a `$` is no formula, a leading `_` hides nothing."""
     columns = math.ceil(len(names) / legend_rows(names))
-    legend = figure.legend(lines, [""] * len(lines), loc="outside lower center", ncols=columns, frameon=False)
+    legend = figure.legend(
+        lines,
+        [""] * len(lines),
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=3,  # so long that a broken line shows it
+        frameon=False,
+    )
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(parse_math=False, text=short(name, LEGEND_LETTERS), fontsize=SMALL, color=INK)
 
