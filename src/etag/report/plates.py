@@ -8,6 +8,7 @@ from etag.report.collection import OURS, Scene
 from etag.report.comparison import Entry, shown
 from etag.report.figures import Curve
 from etag.report.formats import fixed
+from etag.report.page import same_classes
 from etag.report.pictures import Picture
 from etag.report.records import Embedding, Metrics, RunRecord, read_embeddings
 from etag.report.results import Ranking
@@ -112,8 +113,7 @@ def embedding_plates(scene: Scene) -> tuple[list[Plate], Key]:
     metrics = found[0][1].metrics
     group_of, key = _groups(labels, metrics)
     plates = [_embedding_plate(scene, name, run, embeddings, group_of, key) for name, run, embeddings in found]
-    same_order = len({tuple(run.metrics.class_names) for _, run, _ in found}) == 1
-    return plates, key if same_order else []
+    return plates, key if same_classes([(name, run) for name, run, _ in found]) else []
 
 
 def _groups(labels: set[int], metrics: Metrics) -> tuple[dict[int, int], Key]:

@@ -41,9 +41,9 @@ def main_table(scenes: Sequence[Scene]) -> Table:
     blocks = [_block(scene, methods) for scene in scenes]
     rows = []
     for place, method in enumerate(methods):
-        cells = [Cell(_marked_name(method, scenes)), *(cell for _, rows_ in blocks for cell in rows_[place])]
+        line = [Cell(_marked_name(method, scenes)), *(cell for _, cells in blocks for cell in cells[place])]
         before = methods[place - 1] if place else method
-        rows.append(Row(cells, shaded=is_embedded(method), ruled=_kind(before) != _kind(method)))
+        rows.append(Row(line, shaded=is_embedded(method), ruled=_kind(before) != _kind(method)))
     columns = [METHOD, *(column for columns, _ in blocks for column in columns)]
     caption = "Average incremental accuracy A and forgetting F, mean ± standard deviation over seeds"
     return Table("table1", caption, columns, rows, _main_notes(scenes))

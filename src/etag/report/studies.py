@@ -90,7 +90,8 @@ def _own_tau(scene: Scene) -> float | None:
 
 
 def time_table(scene: Scene) -> Table:
-    """Seconds to train and to test, ours and the paper's."""
+    """Seconds to train and to test; the paper's too, where it has other methods than eTag."""
+    beside = len(printed().time.keys() & scene.entries.keys()) > 1
     ours = _total(scene.entries[OURS]) if OURS in scene.entries else None
     rows = []
     for label in scene.labels:
@@ -101,14 +102,14 @@ def time_table(scene: Scene) -> Table:
             spread_cell(_over(entry, lambda m: sum(m.test_seconds)), 1),
             _per_image(entry),
             number_cell(_total(entry) / ours if ours else None),
-            *_printed_times(label),
+            *(_printed_times(label) if beside else []),
         ]
         rows.append(Row(cells, shaded=is_embedded(entry.method)))
     ours_heads = ("train (s)", "test (s)", "a test image (ms)", "of eTag’s")
     columns = [METHOD, *(Column(name, "ours") for name in ours_heads)]
-    columns += [Column(name, "the paper’s") for name in ("train (s)", "test (s)", "of eTag’s")]
+    columns += [Column(name, "the paper’s") for name in ("train (s)", "test (s)", "of eTag’s") if beside]
     note = "All tasks together, mean ± standard deviation over seeds. “Of eTag’s”: train and test together."
-    return Table(f"time-{scene.slug}", scene.title, columns, rows, [f"{note} {EQUAL_TASKS}"])
+    return Table(f"time-{scene.slug}", scene.title, columns, rows, [note, *([EQUAL_TASKS] if beside else [])])
 
 
 def _printed_times(label: str) -> list[Cell]:
