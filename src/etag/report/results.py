@@ -124,7 +124,7 @@ def _main_notes(scenes: Sequence[Scene]) -> list[str]:
 def _stands_for(scene: Scene) -> str:
     column = scene.column or ""
     if column == column_of(scene.metrics.data, scene.metrics.split):
-        return f"{scene.title} is the paper’s own column {column}."
+        return f"{scene.title} has the data and split of the paper’s column {column}."
     data, _, tasks = column.rpartition("-")
     return (
         f"{scene.title} stands for the paper’s {tasks} tasks on {data}, a larger problem: orders can be set against "
