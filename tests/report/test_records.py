@@ -3,7 +3,7 @@ import json
 import pytest
 
 from etag.core.errors import EtagError
-from etag.report.records import read_run
+from etag.report.records import read_embeddings, read_run
 
 
 def test_a_run_is_read_with_what_follows_from_it(make_run):
@@ -83,3 +83,16 @@ def test_an_embedding_that_does_not_fit_is_refused(make_run):
     (run / "embedding.json").write_text(json.dumps({"points": [[0, 0]], "labels": [1, 2]}))
     with pytest.raises(EtagError, match=r"embedding\.json can not be used: there are 1 points but 2 labels"):
         read_run(run)
+
+
+def test_features_after_each_task_or_else_after_the_last(make_run):
+    run = make_run(classes=(2, 2), split="b2-1x2")
+    record = read_run(run, logs=False)
+    assert (record.embedding, record.steps) == (None, [])
+    assert list(read_embeddings(record)) == [2]
+    for task in (1, 2):
+        (run / f"embedding-{task:03}.json").write_text(json.dumps({"points": [[0, 0]], "labels": [task]}))
+    assert {task: one.labels for task, one in read_embeddings(record).items()} == {1: [1], 2: [2]}
+    (run / "embedding-002.json").write_text(json.dumps({"points": [[0, 0]], "labels": [4]}))
+    with pytest.raises(EtagError, match=r"embedding-002\.json has labels beyond the 4 classes"):
+        read_embeddings(record)

@@ -5,6 +5,8 @@ from etag.report.style import (
     METHOD_LOOKS,
     class_looks,
     drawable,
+    family_looks,
+    is_embedded,
     method_looks,
     method_name,
     task_looks,
@@ -54,3 +56,20 @@ def test_more_methods_than_looks_still_get_one_each():
 )
 def test_names_in_pictures_fit_and_can_be_drawn(name, text):
     assert drawable(name, number=7, limit=9) == text
+
+
+def test_a_method_and_its_e_variant_share_a_colour_but_not_a_line():
+    gfr, egfr, etag = family_looks(["gfr", "egfr", "etag"])
+    assert gfr.colour == egfr.colour != etag.colour
+    assert (gfr.line, egfr.line, etag.line) == ("--", "-", "-")
+    assert family_looks(["gfr", "etag"])[0].line == "-"  # alone it needs no distinction
+
+
+def test_etag_is_not_tag_with_embedding_distillation():
+    assert [is_embedded(method) for method in ("egfr", "etag", "ewc", "eewc", "mine")] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]

@@ -76,18 +76,24 @@ def run(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders with many of them.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     picture: Annotated[
         Path | None, typer.Option(help="Also draw the accuracy curves alone: a .svg, .pdf or .png file.")
     ] = None,
 ) -> None:
-    """Compare runs on one page."""
+    """Compare runs on one page; of folders with many, also write all tables and figures beside it."""
+    from etag.report.collection import is_run
+    from etag.report.collection_page import write_collection
     from etag.report.page import write_comparison, write_curves
 
     if picture is not None:
         typer.echo(f"accuracy curves: {write_curves(runs, picture)}")
-    typer.echo(f"comparison of {len(runs)} run(s): {write_comparison(runs, out)}")
+    if all(map(is_run, runs)):
+        typer.echo(f"comparison of {len(runs)} run(s): {write_comparison(runs, out)}")
+        return
+    page, found = write_collection(runs, out)
+    typer.echo(f"report of {len(found.runs)} run(s) on {len(found.scenes)} split(s): {page}")
 
 
 @app.command()

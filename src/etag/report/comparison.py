@@ -121,19 +121,21 @@ def headline(entries: Sequence[Entry]) -> list[str]:
         return [_best_sentence(entries)]
     if not others:
         others, references = references[:1], references[1:]
-    return [f"{entry.name} is {_distances(entry, references)}" for entry in others]
+    return [f"{entry.name} is {distances(entry, references)}" for entry in others]
 
 
 def _best_sentence(entries: Sequence[Entry]) -> str:
     *rest, best = entries
     reached = f"{best.name} reaches {best.spread(A_WEIGHTED).text(percent)} %"
-    return f"{reached}, {_distances(best, rest[-1:])}" if rest else reached
+    return f"{reached}, {distances(best, rest[-1:])}" if rest else reached
 
 
-def _distances(entry: Entry, references: Sequence[Entry]) -> str:
+def distances(entry: Entry, references: Sequence[Entry]) -> str:
+    """How far it is from some others, in A_weighted."""
     first, *later = (_distance(entry, reference) for reference in references)
     # the unit is said once: "59.0 points above Fine and 13.1 below Joint"
-    return " and ".join([first, *(phrase.replace(" points", "", 1) for phrase in later)])
+    *all_but_last, last = [first, *(phrase.replace(" points", "", 1) for phrase in later)]
+    return f"{', '.join(all_but_last)} and {last}" if all_but_last else last
 
 
 def _distance(entry: Entry, reference: Entry) -> str:

@@ -56,13 +56,13 @@ def accuracy_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
     """Accuracy over all classes seen, against their number; against the tasks, where these bring no new ones."""
     rising = len(set(seen)) == len(seen)
     at, along = (seen, "classes seen") if rising else (range(1, len(seen) + 1), "tasks learnt")
-    figure, axes = _figure(WIDTH, RATIO * WIDTH + 0.2 * (_legend_rows([curve.name for curve in curves]) - 1))
+    figure, axes = empty_figure(WIDTH, RATIO * WIDTH + 0.2 * (legend_rows([curve.name for curve in curves]) - 1))
     for curve in curves:
         _draw_curve(axes, at, curve)
     axes.set(xlabel=along, ylabel="accuracy (%)", ylim=(0, 102))
     axes.set_xticks(_spaced(at, least=max(at) / 14))
     axes.grid(axis="y", color=GRID, linewidth=0.6)
-    _legend(figure, axes.get_lines(), [curve.name for curve in curves])
+    legend_below(figure, axes.get_lines(), [curve.name for curve in curves])
     return figure
 
 
@@ -90,7 +90,7 @@ def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> F
     cells = np.full((tasks, tasks), np.nan)
     for step, row in enumerate(rows):
         cells[step, : len(row)] = 100 * np.asarray(row)
-    figure, axes = _figure(width, RATIO * width)
+    figure, axes = empty_figure(width, RATIO * width)
     image = axes.imshow(cells, cmap=HEAT, norm=Normalize(0, 100), aspect="auto")
     ticks = _spaced(range(tasks), least=tasks / 26)
     axes.set_xticks(ticks, [str(task + 1) for task in ticks])
@@ -108,7 +108,7 @@ def confusion_heatmap(
     table = np.asarray(counts, dtype=float)
     classes = len(table)
     shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    figure, axes = _figure(width, RATIO * width)
+    figure, axes = empty_figure(width, RATIO * width)
     # the square root lifts rare confusions, which are many and would else look like none
     image = axes.imshow(shares, cmap=HEAT, norm=PowerNorm(0.5, 0, 100), interpolation="nearest", aspect="auto")
     _tick_classes(axes, names[:classes])
@@ -152,23 +152,38 @@ def embedding_scatter(
     points: Sequence[tuple[float, float]], groups: Sequence[int], looks: Sequence[Look], width: float = WIDTH
 ) -> Figure:
     """Points of a plane, the look of each being that of its group."""
+    figure, axes = empty_figure(width, RATIO * width)
+    scatter(axes, points, groups, looks, (width / WIDTH) ** 2)
+    return figure
+
+
+def scatter(
+    axes: Axes, points: Sequence[tuple[float, float]], groups: Sequence[int], looks: Sequence[Look], size: float
+) -> None:
+    """Points of a plane on these axes; `size` is that of the picture's area against a whole one's."""
     plane, group = np.asarray(points, dtype=float).reshape(-1, 2), np.asarray(groups)
-    figure, axes = _figure(width, RATIO * width)
-    area = float(np.clip(9000 / max(1, len(plane)), 5, 22)) * (width / WIDTH) ** 2
+    area = float(np.clip(9000 / max(1, len(plane)), 5, 22)) * size
     for number, look in enumerate(looks):
         own = plane[group == number]
         axes.scatter(
-            own[:, 0], own[:, 1], s=area, c=look.colour, marker=look.mark, alpha=0.8, edgecolors=INK, linewidths=0.15
+            own[:, 0],
+            own[:, 1],
+            s=area,
+            c=look.colour,
+            marker=look.mark,
+            alpha=0.8,
+            edgecolors=INK,
+            linewidths=0.15,
+            rasterized=True,  # thousands of points would make an SVG heavy
         )
     axes.set(xticks=[], yticks=[])  # the axes of t-SNE have no meaning
     axes.spines[:].set_visible(True)
     axes.spines[:].set_color(GRID)
-    return figure
 
 
 def loss_curves(trace: Trace) -> Figure:
     """The loss terms of one phase, over the steps of all tasks."""
-    figure, axes = _figure(WIDTH, 2.3 + 0.2 * _legend_rows(trace.terms))
+    figure, axes = empty_figure(WIDTH, 2.3 + 0.2 * legend_rows(trace.terms))
     colours = (VERMILION, *LINE_COLOURS)
     for number, line in enumerate(trace.terms.values()):
         x, y = zip(*line, strict=True)
@@ -181,13 +196,13 @@ def loss_curves(trace: Trace) -> Figure:
         axes.axvline(start, color=GRID, linewidth=0.6, zorder=0)
     axes.set(xlabel="steps of this phase (a thin line where a task begins)", ylabel="loss term")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    _legend(figure, axes.get_lines()[: len(trace.terms)], list(trace.terms))
+    legend_below(figure, axes.get_lines()[: len(trace.terms)], list(trace.terms))
     return figure
 
 
 def time_bars(bars: Sequence[Bar]) -> Figure:
     """Training time, a bar a method, a piece of it a task."""
-    figure, axes = _figure(WIDTH, max(RATIO * WIDTH, 1.0 + 0.34 * len(bars)))
+    figure, axes = empty_figure(WIDTH, max(RATIO * WIDTH, 1.0 + 0.34 * len(bars)))
     longest = max(sum(bar.seconds) for bar in bars)
     seconds, unit = next(((s, u) for s, u in ((3600, "hours"), (60, "minutes")) if longest >= 2 * s), (1, "seconds"))
     for place, bar in enumerate(bars):
@@ -209,7 +224,8 @@ def _scale_by_powers(axes: Axes, ratio: float) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+def empty_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes, in the house's style."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -220,15 +236,23 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _legend_rows(names: Collection[str]) -> int:
+def legend_rows(names: Collection[str]) -> int:
+    """How many lines a legend of these names has."""
     most = 84 // (8 + max(len(short(name, LEGEND_LETTERS)) for name in names))  # letters in a line, and beside a name
     return math.ceil(len(names) / min(4, max(1, most)))
 
 
-def _legend(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
+def legend_below(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
     """Under the axes. The names are written as they are: a `$` is no formula, a leading `_` hides nothing."""
-    columns = math.ceil(len(names) / _legend_rows(names))
-    legend = figure.legend(lines, [""] * len(lines), loc="outside lower center", ncols=columns, frameon=False)
+    columns = math.ceil(len(names) / legend_rows(names))
+    legend = figure.legend(
+        lines,
+        [""] * len(lines),
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=3,  # so long that a broken line shows it
+        frameon=False,
+    )
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(parse_math=False, text=short(name, LEGEND_LETTERS), fontsize=SMALL, color=INK)
 

@@ -9,8 +9,13 @@ MISSING = "–"
 
 def percent(fraction: float) -> str:
     """A fraction of 1 as a percentage with one decimal, without the sign."""
+    return fixed(100 * fraction, 1)
+
+
+def fixed(value: float, decimals: int) -> str:
+    """A number with so many decimals."""
     # adding 0.0 turns a rounded -0.0 into 0.0
-    return MISSING if math.isnan(fraction) else f"{round(100 * fraction, 1) + 0.0:.1f}"
+    return MISSING if math.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}"
 
 
 def duration(seconds: float) -> str:

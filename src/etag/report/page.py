@@ -1,7 +1,6 @@
 """Pages made from run directories: one HTML file each, which needs nothing else."""
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +23,7 @@ PICTURES = (".svg", ".pdf", ".png")
 
 def write_run_report(run: Path) -> Path:
     """Write `report.html` into a run directory; returns its path."""
-    return _write(run / REPORT, "run.html", _run_values(read_run(run)))
+    return write_page(run / REPORT, "run.html", _run_values(read_run(run)))
 
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
@@ -36,7 +35,7 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     for run in runs:
         if not (run / REPORT).exists():
             write_run_report(run)
-    return _write(out, "comparison.html", values)
+    return write_page(out, "comparison.html", values)
 
 
 def write_curves(runs: Sequence[Path], out: Path) -> Path:
@@ -49,9 +48,7 @@ def write_curves(runs: Sequence[Path], out: Path) -> Path:
 def write_figure(figure: Figure, out: Path) -> Path:
     """A picture of the kind that the file's name says."""
     _check_picture(out)
-    buffer = BytesIO()
-    figure.savefig(buffer, format=out.suffix[1:], dpi=pictures.DOTS_PER_INCH)
-    return _put(out, buffer.getvalue())
+    return put(out, pictures.drawn(figure, out.suffix[1:]))
 
 
 def _check_picture(out: Path) -> None:
@@ -65,11 +62,13 @@ def _curves(records: Sequence[RunRecord], beside: Path) -> tuple[list[comparison
     return entries, [entry.curve(look) for entry, look in zip(entries, looks, strict=True)]
 
 
-def _write(path: Path, template: str, values: dict[str, Any]) -> Path:
-    return _put(path, _environment().get_template(template).render(values))
+def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
+    """Fill a template; returns the page's path."""
+    return put(path, _environment().get_template(template).render(values))
 
 
-def _put(path: Path, content: str | bytes) -> Path:
+def put(path: Path, content: str | bytes) -> Path:
+    """Write a file, and the folders that it lies in."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -137,7 +136,7 @@ def _comparison_values(records: Sequence[RunRecord], beside: Path) -> dict[str, 
         "embeddings": [
             pictures.embedding_picture(run.embedding, run.metrics, name) for name, run in shown if run.embedding
         ],
-        "embedding_key": pictures.embedding_key(shown[0][1].metrics) if _same_classes(shown) else [],
+        "embedding_key": pictures.embedding_key(shown[0][1].metrics) if same_classes(shown) else [],
         "about_confusion": pictures.ABOUT_CONFUSION,
         "about_accuracy_matrix": pictures.ABOUT_ACCURACY_MATRIX,
         "about_embedding": pictures.ABOUT_EMBEDDING,
@@ -145,6 +144,6 @@ def _comparison_values(records: Sequence[RunRecord], beside: Path) -> dict[str, 
     }
 
 
-def _same_classes(shown: Sequence[tuple[str, RunRecord]]) -> bool:
+def same_classes(shown: Sequence[tuple[str, RunRecord]]) -> bool:
     """Whether one key fits all pictures: the order of classes may come from the seed."""
     return len({tuple(run.metrics.class_names) for _, run in shown}) == 1

@@ -36,28 +36,40 @@ class Picture:
     caption: str
     width: int  # in CSS pixels; pages scale it
     height: int
+    figure: Figure | None = None  # that it was drawn from
 
 
 def vector(figure: Figure, alt: str, caption: str) -> Picture:
     """For lines and letters."""
-    buffer = BytesIO()
-    # without a salt the identifiers are random, and the same run would give another file each time
-    with matplotlib.rc_context({"svg.hashsalt": "etag"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _picture(figure, "image/svg+xml", buffer.getvalue(), alt, caption)
+    return _picture(figure, "image/svg+xml", drawn(figure, "svg", transparent=True), alt, caption)
 
 
 def raster(figure: Figure, alt: str, caption: str) -> Picture:
     """For thousands of points or cells, which as vectors would make the page heavy."""
-    drawn, packed = BytesIO(), BytesIO()
-    figure.savefig(drawn, format="png", dpi=DOTS_PER_INCH)
-    Image.open(drawn).convert("RGB").quantize(COLOURS).save(packed, format="png", optimize=True)
+    packed = BytesIO()
+    Image.open(BytesIO(drawn(figure, "png"))).convert("RGB").quantize(COLOURS).save(packed, "png", optimize=True)
     return _picture(figure, "image/png", packed.getvalue(), alt, caption)
+
+
+def drawn(figure: Figure, kind: str, transparent: bool = False) -> bytes:
+    """The file of this kind (svg, pdf or png)."""
+    buffer = BytesIO()
+    dates = {"svg": "Date", "pdf": "CreationDate"}
+    # without a salt the identifiers are random, and the same run would give another file each time
+    with matplotlib.rc_context({"svg.hashsalt": "etag"}):
+        figure.savefig(
+            buffer,
+            format=kind,
+            dpi=DOTS_PER_INCH,
+            transparent=transparent,
+            metadata={dates[kind]: None} if kind in dates else None,
+        )
+    return buffer.getvalue()
 
 
 def _picture(figure: Figure, kind: str, data: bytes, alt: str, caption: str) -> Picture:
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
-    return Picture(f"data:{kind};base64,{base64.b64encode(data).decode()}", alt, caption, width, height)
+    return Picture(f"data:{kind};base64,{base64.b64encode(data).decode()}", alt, caption, width, height, figure)
 
 
 def made_picture(image: bytes, task: int) -> Picture:

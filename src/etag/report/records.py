@@ -136,25 +136,40 @@ class RunRecord:
     made: dict[int, bytes]  # pictures of what a generator makes after a task, as PNG
 
 
-def read_run(path: Path) -> RunRecord:
-    """Read a finished run; only `metrics.json` must be there."""
-    metrics_file, embedding_file = path / "metrics.json", path / "embedding.json"
+def read_run(path: Path, logs: bool = True) -> RunRecord:
+    """Read a finished run; only `metrics.json` must be there. Without `logs`, just that and the configuration."""
+    metrics_file = path / "metrics.json"
     metrics_text = _text(metrics_file)
     if metrics_text is None:
         raise EtagError(f"'{path}' holds no finished run: {metrics_file} is missing.")
     metrics = _parse(Metrics, metrics_text, metrics_file)
-    embedding_text = _text(embedding_file)
-    embedding = None if embedding_text is None else _parse(Embedding, embedding_text, embedding_file)
-    if embedding and any(label >= metrics.classes for label in embedding.labels):
-        raise EtagError(f"{embedding_file} has labels beyond the {metrics.classes} classes of the run.")
+    config = _text(path / "config.yaml") or ""
+    if not logs:
+        return RunRecord(path, metrics, config, None, [], {})
     return RunRecord(
         path,
         metrics,
-        _text(path / "config.yaml") or "",
-        embedding,
+        config,
+        _read_embedding(path / "embedding.json", metrics),
         _read_steps(path / "steps.jsonl"),
         {int(file.stem.removeprefix("task-")): file.read_bytes() for file in sorted(path.glob("made/task-*.png"))},
     )
+
+
+def read_embeddings(run: RunRecord) -> dict[int, Embedding]:
+    """Test features after each task, by its number from 1; where only those after the last were kept, these."""
+    files = {int(file.stem.rpartition("-")[2]): file for file in sorted(run.path.glob("embedding-[0-9]*.json"))}
+    files = files or {run.metrics.tasks: run.path / "embedding.json"}
+    found = {task: _read_embedding(file, run.metrics) for task, file in files.items()}
+    return {task: embedding for task, embedding in found.items() if embedding is not None}
+
+
+def _read_embedding(path: Path, metrics: Metrics) -> Embedding | None:
+    text = _text(path)
+    embedding = None if text is None else _parse(Embedding, text, path)
+    if embedding and any(label >= metrics.classes for label in embedding.labels):
+        raise EtagError(f"{path} has labels beyond the {metrics.classes} classes of the run.")
+    return embedding
 
 
 def _read_steps(path: Path) -> list[Step]:

@@ -1,7 +1,7 @@
 """Names, colours and marks, the same in every picture and on every page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -65,10 +65,12 @@ METHOD_LOOKS = OWN_LOOKS | dict(
 
 def method_name(method: str) -> str:
     """A method as papers write it; eXX is XX with embedding distillation."""
-    name = METHOD_NAMES.get(method)
-    if name is None and method[:1] == "e" and method[1:] in METHOD_NAMES:
-        return f"e{METHOD_NAMES[method[1:]]}"
-    return name or method
+    return f"e{METHOD_NAMES[method[1:]]}" if is_embedded(method) else METHOD_NAMES.get(method, method)
+
+
+def is_embedded(method: str) -> bool:
+    """Whether it is another method with embedding distillation, of those that papers name."""
+    return method not in METHOD_NAMES and method[:1] == "e" and method[1:] in METHOD_NAMES
 
 
 def method_looks(methods: Sequence[str]) -> list[Look]:
@@ -85,6 +87,21 @@ def method_looks(methods: Sequence[str]) -> list[Look]:
         unlike = [look for look in [own, *_SPARE_LOOKS] if look is not None and look not in looks]
         looks.append([*fresh, *unlike, *_SPARE_LOOKS][0])
     return looks
+
+
+def family_looks(methods: Sequence[str]) -> list[Look]:
+    """As `method_looks`, but eXX has the colour of XX: its line is whole, that of XX is broken."""
+    plain = list(dict.fromkeys(method[1:] if is_embedded(method) else method for method in methods))
+    looks = dict(zip(plain, method_looks(plain), strict=True))
+    broken = {method[1:] for method in methods if is_embedded(method)}
+    return [
+        looks[method[1:]]
+        if is_embedded(method)
+        else replace(looks[method], line="--")
+        if method in broken
+        else looks[method]
+        for method in methods
+    ]
 
 
 def class_looks(classes: int) -> list[Look]:

@@ -1,0 +1,89 @@
+"""The numbers that the paper prints, to stand beside ours."""
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from etag.experiments import yaml
+
+FILE = Path(__file__).with_name("paper.yaml")
+DATA_SETS, TASKS = ("cifar100", "imagenet-sub"), (5, 10, 25)
+
+
+class _Printed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Accuracy(_Printed):
+    """An average incremental accuracy, in percent."""
+
+    A: float
+    A_std: float | None = None
+
+
+class Result(Accuracy):
+    """A cell of Table 1: accuracy and forgetting, in percent."""
+
+    F: float
+    F_std: float | None = None
+
+
+class Misprint(_Printed):
+    """A number of Table 1 that can not be meant."""
+
+    column: str
+    method: str
+    metric: Literal["A", "F"]
+    note: str
+
+
+class Ablation(_Printed):
+    """A column of Table 2: what a method is made of, and its accuracy in percent."""
+
+    GE: Literal["none", "S", "N", "T"]
+    KD: Literal["N", "E"]
+    SS: bool
+    DB: bool
+    A: float
+
+
+class Seconds(_Printed):
+    """A column of the table of times."""
+
+    train: float
+    test: float
+
+
+class Paper(_Printed):
+    """All tables. Methods are in the paper's order, by our names."""
+
+    table1: dict[str, dict[str, Result]]
+    misprints: list[Misprint]
+    ablation: dict[str, Ablation]
+    self_supervised: dict[str, float]
+    time: dict[str, Seconds]
+    generative: dict[str, Accuracy]
+
+    @property
+    def methods(self) -> list[str]:
+        """The rows of Table 1."""
+        return list(next(iter(self.table1.values())))
+
+    def misprint(self, column: str, method: str, metric: str) -> str | None:
+        """What is wrong with a number of Table 1, if anything."""
+        wrong = (m.note for m in self.misprints if (m.column, m.method, m.metric) == (column, method, metric))
+        return next(wrong, None)
+
+
+@cache
+def printed() -> Paper:
+    """What the paper prints."""
+    return Paper.model_validate(yaml.read(FILE))
+
+
+def column_of(data: str, split: str) -> str | None:
+    """The column of Table 1 that has this very data set and split, if any."""
+    columns = {(data, f"b50-{tasks}x{50 // tasks}"): f"{data}-{tasks}" for data in DATA_SETS for tasks in TASKS}
+    return columns.get((data, split))

@@ -1,0 +1,107 @@
+"""Every number of the paper's tables, read again from its source."""
+
+import os
+import re
+
+import pytest
+from tests.conftest import SHARED_DATA
+
+from etag.experiments.paper import column_of, printed
+
+SOURCE = SHARED_DATA.parent / "paper" / "etag.tex"
+OUR_NAMES = {"bi-r": "bir"}
+
+
+@pytest.fixture(scope="module")
+def table():
+    """The cells of the table with this label, as plain words, row by row."""
+    if not SOURCE.is_file():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"the paper is not in {SOURCE}")
+    text = SOURCE.read_text()
+
+    def cells(label):
+        body = text.split(rf"\label{{{label}}}")[1].split(r"\begin{tabular}")[1].split(r"\end{tabular}")[0]
+        body = body.partition(r"\toprule")[2]
+        rows = [[plain(cell) for cell in row.split("&")] for row in body.split(r"\\")]
+        return [row for row in rows if len(row) > 1]
+
+    return cells
+
+
+def plain(cell):
+    """Without commands, braces and the like: `56.76 (±1.62)` becomes `56.76 1.62`."""
+    cell = re.sub(r"\\rowcolor\{Gray\}|\\(tiny|textbf|underline|pm|midrule)", " ", cell)
+    return " ".join(re.sub(r"[{}()$+]", " ", cell).split())
+
+
+def ours(name):
+    name = name.replace(" ", "").lower()
+    return OUR_NAMES.get(name, name)
+
+
+def numbers(cell):
+    value, *deviation = map(float, cell.split())
+    return (value, deviation[0] if deviation else None)
+
+
+def test_table_1(table):
+    _, *whole = [row for row in table("tab:1") if len(row) == 13]  # the first names the metrics
+    rows = {ours(name): cells for name, *cells in whole}
+    assert list(rows) == printed().methods
+    columns = list(printed().table1)
+    assert columns == [f"{data}-{tasks}" for data in ("cifar100", "imagenet-sub") for tasks in (5, 10, 25)]
+    for method, row in rows.items():
+        for number, column in enumerate(columns):
+            result = printed().table1[column][method]
+            assert (result.A, result.A_std) == numbers(row[2 * number])
+            assert (result.F, result.F_std) == numbers(row[2 * number + 1])
+
+
+def test_table_2(table):
+    by_name = {row[0]: row[1:] for row in table("tab:2")}
+    said = {r"\xmark": False, r"\cmark": True}
+    methods = [ours(name) for name in by_name["Method"]]
+    assert methods == list(printed().ablation)
+    for method, ge, kd, ss, db, a in zip(
+        methods, *(by_name[name] for name in ("GE", "KD", "SS", "DB", r"A \uparrow")), strict=True
+    ):
+        made = printed().ablation[method]
+        assert ("none" if ge == r"\xmark" else ge, kd) == (made.GE, made.KD)
+        assert (said[ss], said[db], float(a)) == (made.SS, made.DB, made.A)
+
+
+def test_self_supervised_tasks(table):
+    assert list(map(float, table("tab:difssl")[-1])) == list(printed().self_supervised.values())
+
+
+def test_times(table):
+    names, train, test = table("tab:ablstu")
+    assert [ours(name) for name in names] == list(printed().time)
+    assert list(map(float, train)) == [seconds.train for seconds in printed().time.values()]
+    assert list(map(float, test)) == [seconds.test for seconds in printed().time.values()]
+
+
+def test_generative_methods(table):
+    names, values = table("tab:comwit")
+    assert [ours(name) for name in names] == list(printed().generative)
+    assert [numbers(value) for value in values] == [(a.A, a.A_std) for a in printed().generative.values()]
+
+
+def test_the_misprint_is_marked_and_is_one():
+    result = printed().table1["imagenet-sub-25"]["eewc"]
+    assert (result.F, result.F_std) == (result.A, result.A_std)
+    assert printed().misprint("imagenet-sub-25", "eewc", "F") == "repeats the accuracy beside it"
+    assert printed().misprint("imagenet-sub-25", "eewc", "A") is None
+
+
+@pytest.mark.parametrize(
+    ("data", "split", "column"),
+    [
+        ("cifar100", "b50-5x10", "cifar100-5"),
+        ("imagenet-sub", "b50-25x2", "imagenet-sub-25"),
+        ("cifar100", "b8-4x3", None),
+        ("digits", "b50-5x10", None),
+    ],
+)
+def test_columns_are_found_by_data_and_split(data, split, column):
+    assert column_of(data, split) == column
