@@ -64,7 +64,7 @@ def naive_terms(naive, laboratory, index, batch):
     half = 0.5 if options.recon == "gaussian" else 1
     terms = {
         "kl": naive.prior_divergence(mean, log_variance),
-        "recon": half * sum(naive.squares(reconstructed, batch.inputs)) / rows / options.sigma**2,
+        "recon": half * sum(naive.squares(reconstructed, batch.inputs)) / rows,
     }
     if method.options.guidance:
         terms["guide"] = naive.cross_entropy(naive.head(head, guided), labels, competing)
@@ -76,7 +76,7 @@ def naive_terms(naive, laboratory, index, batch):
     codes = draws.normal("old codes", rows, options.latent)
     made, wanted = (naive.decode(vae, codes, old_labels) for vae in (generator, method.replay.old.network))
     weight = ratio if method.options.lambda_vae is None else method.options.lambda_vae
-    per_row = 0.5 / rows / options.sigma**2 if options.old_match_reduction == "gaussian" else 1
+    per_row = 0.5 / rows if options.old_match_reduction == "gaussian" else 1
     terms["match"] = weight * options.old_match_weight * per_row * sum(naive.squares(made, wanted))
     if method.options.guidance and options.ce_old:
         every = naive.outputs_in("all" if options.ce_current_support == "all" else "seen", task, head)
@@ -99,7 +99,6 @@ SWITCHES = {
         {"match"},
     ),
     "recon": ({}, {"generator": {"recon": "squared"}}, {"recon"}),
-    "sigma": ({}, {"generator": {"sigma": 0.5}}, {"recon", "match"}),
     "ce_current_input": ({}, {"generator": {"ce_current_input": "reconstruction"}}, {"guide"}),
     "ce_current_support new": ({}, {"generator": {"ce_current_support": "new"}}, {"guide"}),
     "ce_current_support all": (
