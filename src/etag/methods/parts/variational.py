@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from etag.core.outputs import needed
@@ -23,11 +23,6 @@ class VariationalOptions(GeneratorOptions):
     recon: Literal["gaussian", "squared", "bernoulli"] = Field(
         "gaussian",
         description="-log p of a unit Gaussian (half the squared error), or the release's whole; of bits, for pixels",
-    )
-    sigma: PositiveFloat = Field(
-        1.0,
-        description="standard deviation of the decoder's Gaussian in Eqs. (6) and (7), which the paper leaves open: "
-        "a small one lets codes carry more of how features of a class differ, so that what is made differs more",
     )
     ce_current_input: Literal["prior", "reconstruction"] = Field(
         "prior", description="what the classifier guides: samples (Eq. 6), or the release's reconstructions"
@@ -97,8 +92,7 @@ class VariationalObjective(nn.Module):
     def _reconstruction(self, made: Tensor, wanted: Tensor) -> Tensor:
         if self._options.recon == "bernoulli":
             return pixel_entropy(made, wanted)
-        o = self._options
-        return squared_error(made, wanted, half=o.recon == "gaussian") / o.sigma**2
+        return squared_error(made, wanted, half=self._options.recon == "gaussian")
 
     def _decode(self, asked: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         """What the decoder makes of each group of codes and labels, all in one pass."""
@@ -111,5 +105,5 @@ class VariationalObjective(nn.Module):
         with torch.no_grad():
             wanted = needed(self.old).network.decode(codes, labels)
         if self._options.old_match_reduction == "gaussian":
-            return squared_error(made, wanted) / self._options.sigma**2
+            return squared_error(made, wanted)
         return shares * squared_error(made, wanted, half=False, per_row=False)
