@@ -7,9 +7,11 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, mode
 from torch import Tensor
 
 from etag.core.errors import EtagError
+from etag.core.options import TrainOptions
 from etag.core.outputs import Outputs
+from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Plan, Term
+from etag.core.work import Phase, Plan, Term
 from etag.losses.classification import new_cross_entropy_weights
 from etag.losses.generation import generator_weights
 from etag.methods.base import Card, MethodOptions
@@ -53,6 +55,11 @@ class GfrOptions(MethodOptions):
         description="outputs of the cross-entropy on replayed features; `old` is Eq. (5) to the letter",
     )
     replay_batch: PositiveInt | None = Field(None, description="features replayed a step; None is the batch size")
+    refit: TrainOptions | None = Field(
+        None,
+        description="after each later task's solver train the head once more, alone, on features of its images beside "
+        "replayed ones, weighed as in Eq. (5): short training leaves it behind the backbone",
+    )
     generator: AnyGenerator = Field(
         VariationalOptions(), description="cvae, wgan or prototypes, by `kind`; a name alone takes its defaults"
     )
@@ -95,8 +102,22 @@ class GFR(ReplayingMethod):
             self.replay.learn(task, (yield self.features_sweep("prototypes", task.train)))
         elif o.last_task or task.seen < self.context.classes:
             swept = yield self.features_sweep("features", task.train, o.feature_passes)
+            if self.options.refit is not None and task.index:
+                yield self._head_phase(
+                    task, swept, self.options.refit, self.stream("refit"), class_ratio(task, self.options.ratio)
+                )
             weights = self.generator_weights(task)
             yield self.replay.phase(task, self.solver.head, swept, weights, self.stream("generator"))
+            self.replay.finish_task(task, swept, self.stream("residuals"))
+
+    def _head_phase(
+        self, task: Task, swept: dict[str, Tensor], training: TrainOptions, stream: Stream, replay_weight: float = 1.0
+    ) -> Phase:
+        """The head alone, on swept features of the task's images and on made ones."""
+        passes = swept["features"].view(-1, len(task.train), self.made_size())
+        labels, head = swept["labels"][: len(task.train)], self.solver.head
+        placement, training = self.context.placement, training.for_task(task.index)
+        return head_phase(head, self.replay, task, passes, labels, training, stream, placement, replay_weight)
 
     def refine(self, task: Task, number: int) -> Plan:
         """The backbone stays. The head learns features of the images beside made ones of all classes; then the
@@ -106,14 +127,9 @@ class GFR(ReplayingMethod):
             raise EtagError(f"generator={o.kind} can not learn more of the classes it knows: cvae can.")
         self.replay.begin_task(task)
         swept = yield self.features_sweep("features", task.train, o.feature_passes)
-        passes = swept["features"].view(o.feature_passes, len(task.train), -1)
-        labels, placement = swept["labels"][: len(task.train)], self.context.placement
-        training = o.train.for_task(task.index)
-        yield head_phase(
-            self.solver.head, self.replay, task, passes, labels, training, stream.child("head"), placement
-        )
-        known = max(1, task.seen - len(labels.unique()))
-        weights = generator_weights(known / len(labels.unique()), guidance=self.options.guidance)
+        yield self._head_phase(task, swept, o.train, stream.child("head"))
+        given = len(swept["labels"].unique())
+        weights = generator_weights(max(1, task.seen - given) / given, guidance=self.options.guidance)
         yield self.replay.phase(task, self.solver.head, swept, weights, stream.child("generator"))
 
     def forget(self, label: int) -> None:
@@ -145,8 +161,12 @@ class GFR(ReplayingMethod):
         if not hasattr(generator, "decode"):  # prototypes: they are the same for all
             return None
         labels = torch.arange(classes).repeat_interleave(each)
-        codes = torch.randn(len(labels), generator.latent, generator=self.stream("imagined").generator())
-        feature = generator.decode(codes.to(device), labels.to(device))
+
+        def normal(purpose: str, size: int) -> Tensor:
+            draws = torch.randn(len(labels), size, generator=self.stream("imagined").generator(purpose))
+            return draws.to(device)
+
+        feature = self.replay.sample(generator, labels.to(device), normal)
         return labels, Outputs(feature=feature, logits=self.solver.head(feature))
 
     def generator_weights(self, task: Task) -> dict[str, float]:

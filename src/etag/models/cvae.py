@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from etag.models.modules import Kept
+
 
 class ConditionalLinear(nn.Module):
     """A linear layer on [x, one-hot(y)], kept as a layer on x plus one row a class, so that classes can be added."""
@@ -39,14 +41,46 @@ class ConditionalLinear(nn.Module):
         return joint
 
 
+class Residuals(Kept):
+    """What a decoder's mean leaves out of the features it is to make: a mean a class, and one covariance for all.
+
+    With them what is made is a sample of p(f | y, z) = N(decoder(z, y) + mean_y, covariance).
+    """
+
+    means: Tensor
+    factor: Tensor  # times its transpose, the covariance
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.keep(means=torch.empty(0, features), factor=torch.zeros(features, features))
+
+    def learn(self, means: Tensor, covariance: Tensor) -> None:
+        """Add new classes. The covariance becomes the mean over all classes."""
+        old, new = len(self.means), len(means)
+        pooled = (old * self.factor @ self.factor.T + new * covariance) / (old + new)
+        smallest = 1e-6 * pooled.diagonal().mean().clamp(min=1e-6) * torch.eye(len(pooled), device=pooled.device)
+        self.keep(means=torch.cat([self.means, means]), factor=torch.linalg.cholesky(pooled + smallest))
+
+    def drop(self, label: int) -> None:
+        """Forget a class."""
+        self.keep(means=torch.cat([self.means[:label], self.means[label + 1 :]]))
+
+    def added(self, made: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        """Features as they would be, not negative; `noise` is standard normal."""
+        return functional.relu(made + self.means[labels] + noise @ self.factor.T)
+
+
 class ConditionalVAE(nn.Module):
     """p(f | y, z) and q(z | f, y), each with two hidden layers.
 
     Features are not negative, and nor is the output; pixels are between 0 and 1, and then it is `bounded`.
     """
 
-    def __init__(self, features: int, latent: int = 200, hidden: int = 512, bounded: bool = False) -> None:
+    def __init__(
+        self, features: int, latent: int = 200, hidden: int = 512, bounded: bool = False, residuals: bool = False
+    ) -> None:
         super().__init__()
+        self.residuals = Residuals(features) if residuals else None
         self.latent, self._bounded = latent, bounded
         self.encoder_in = ConditionalLinear(features, hidden)
         self.encoder = nn.Linear(hidden, hidden)
@@ -65,6 +99,8 @@ class ConditionalVAE(nn.Module):
         """Forget a class; the labels after it move up."""
         self.encoder_in.drop(label)
         self.decoder_in.drop(label)
+        if self.residuals is not None:
+            self.residuals.drop(label)
 
     def encode(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of q(z | f, y)."""

@@ -1,4 +1,4 @@
-"""More images of classes that are known already, and no new class."""
+"""Training the head alone: on more images of classes that are known already, or once more after a task."""
 
 from torch import Tensor, nn
 
@@ -13,18 +13,18 @@ from etag.models.heads import LinearHead
 
 
 class HeadObjective(nn.Module):
-    """Cross-entropy of the head on real features, and on made ones of all classes known."""
+    """Cross-entropy of the head on real features, and on made ones of the classes known before."""
 
-    def __init__(self, head: LinearHead, source: MakesFeatures, task: Task) -> None:
+    def __init__(self, head: LinearHead, source: MakesFeatures, task: Task, replay_weight: float) -> None:
         super().__init__()
-        self.head, self._source, self._task = head, source, task
+        self.head, self._source, self._task, self._replay_weight = head, source, task, replay_weight
 
     def forward(self, batch: Batch) -> Terms:
-        """Both in one step, equally many and equally weighty."""
+        """Both in one step, equally many."""
         labels, made = self._source.made(batch, self._task, batch.total)
         return {
             "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self._task.seen),
-            "replay": cross_entropy(self.head(made), labels, 0, self._task.seen),
+            "replay": self._replay_weight * cross_entropy(self.head(made), labels, 0, self._task.seen),
         }
 
 
@@ -37,8 +37,9 @@ def head_phase(
     training: TrainOptions,
     stream: Stream,
     placement: Placement,
+    replay_weight: float,
 ) -> Phase:
     """Train the head alone, on cached features of the task's images."""
     batches = FeatureBatches(passes, labels, training.batch_size, stream, placement, drop_last=training.drop_last)
-    objective = HeadObjective(head, source, task)
+    objective = HeadObjective(head, source, task, replay_weight)
     return Phase("head", objective, batches, (Player(list(head.parameters())),), training)

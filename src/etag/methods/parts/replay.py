@@ -4,6 +4,7 @@ What makes them is chosen by `generator`: the paper's conditional VAE, GFR's own
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -58,6 +59,7 @@ class Decoder(Protocol):
         """The feature of a latent code and a class."""
 
 
+Normal = Callable[[str, int], Tensor]  # standard normal draws for a purpose, so many a row
 G = TypeVar("G", bound=GeneratorOptions)
 N = TypeVar("N", bound=nn.Module)
 
@@ -96,9 +98,17 @@ class FeatureReplay(ABC, Generic[G, N]):
     @torch.no_grad()
     def made(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels drawn uniformly from the old classes, and features of them."""
-        old = _decoder(needed(self.old).network)
         labels = batch.draws.integers("replay labels", 0, task.old, rows)
-        return labels, old.decode(batch.draws.normal("replay codes", rows, old.latent), labels)
+        old = needed(self.old).network
+        return labels, self.sample(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
+
+    def sample(self, network: N, labels: Tensor, normal: Normal) -> Tensor:
+        """Features of these classes."""
+        decoder = _decoder(network)
+        return decoder.decode(normal("replay codes", decoder.latent), labels)
+
+    def finish_task(self, task: Task, swept: dict[str, Tensor], stream: Stream) -> None:
+        """When it is trained on swept features of a task."""
 
     def players(self) -> tuple[Player, ...]:
         """Who is stepped in its training."""

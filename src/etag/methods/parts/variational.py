@@ -7,12 +7,13 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from etag.core.outputs import needed
+from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, Terms
 from etag.losses.classification import cross_entropy
 from etag.losses.generation import pixel_entropy, prior_divergence, reparametrise, squared_error
 from etag.methods.parts.classification import outputs_in
-from etag.methods.parts.replay import FeatureReplay, GeneratorOptions
+from etag.methods.parts.replay import FeatureReplay, GeneratorOptions, Normal
 from etag.models.cvae import ConditionalVAE
 
 
@@ -23,6 +24,11 @@ class VariationalOptions(GeneratorOptions):
     recon: Literal["gaussian", "squared", "bernoulli"] = Field(
         "gaussian",
         description="-log p of a unit Gaussian (half the squared error), or the release's whole; of bits, for pixels",
+    )
+    residuals: bool = Field(
+        False,
+        description="add to what is made what the decoder's mean leaves out: a mean a class, and noise of one "
+        "covariance for all classes. Without it made features differ less than real ones",
     )
     ce_current_input: Literal["prior", "reconstruction"] = Field(
         "prior", description="what the classifier guides: samples (Eq. 6), or the release's reconstructions"
@@ -47,7 +53,31 @@ class VariationalReplay(FeatureReplay[VariationalOptions, ConditionalVAE]):
     def network(self, features: int) -> ConditionalVAE:
         """Encoder and decoder."""
         o = self.options
-        return ConditionalVAE(features, o.latent, o.hidden, bounded=o.recon == "bernoulli")
+        return ConditionalVAE(features, o.latent, o.hidden, o.recon == "bernoulli", o.residuals)
+
+    def sample(self, network: ConditionalVAE, labels: Tensor, normal: Normal) -> Tensor:
+        """With what the decoder's mean leaves out, if that is kept."""
+        made = super().sample(network, labels, normal)
+        if network.residuals is None:
+            return made
+        return network.residuals.added(made, labels, normal("replay residuals", made.shape[1]))
+
+    @torch.no_grad()
+    def finish_task(self, task: Task, swept: dict[str, Tensor], stream: Stream) -> None:
+        """Look at what the decoder's mean leaves out of the new classes' features."""
+        if self.generator.residuals is None:
+            return
+        features, labels = swept["features"], swept["labels"]
+        codes = [
+            torch.randn(len(labels), self.options.latent, generator=stream.generator(name)).to(features)
+            for name in ("posterior", "prior")
+        ]
+        mean, log_variance = self.generator.encode(features, labels)
+        left = features - self.generator.decode(reparametrise(mean, log_variance, codes[0]), labels)
+        off = features - self.generator.decode(codes[1], labels)
+        rows = [labels == label for label in range(task.old, task.seen)]
+        covariance = torch.stack([left[own].T.cov(correction=0) for own in rows]).mean(0)
+        self.generator.residuals.learn(torch.stack([off[own].mean(0) for own in rows]), covariance)
 
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
         """Eq. (6), or (10) where there are old classes."""
