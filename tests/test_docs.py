@@ -51,7 +51,8 @@ def test_fidelity_names_only_options_that_exist():
 
 def test_fidelity_explains_every_option_of_etag():
     of_etag = keys(EtagOptions, "method.") - {"method.name"}
-    training = {f"method.generator.train.{name}" for name in TrainOptions.model_fields}
+    groups = ("method.generator.train", "method.refit")
+    training = {f"{group}.{name}" for group in groups for name in TrainOptions.model_fields}
     assert of_etag - training - fidelity_keys() == set()
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from etag.core.random import Stream
-from etag.models.cvae import ConditionalLinear, ConditionalVAE
+from etag.models.cvae import ConditionalLinear, ConditionalVAE, Residuals
 from etag.models.initial import build
 
 
@@ -78,3 +78,43 @@ def test_the_class_matters():
     made, z = vae(3), numbers(1, 3)
     zero, one = (made.decode(z, torch.tensor([label])) for label in (0, 1))
     assert not torch.equal(zero, one)
+
+
+def test_residuals_bring_made_features_to_the_mean_and_covariance_of_real_ones():
+    """In one dimension or many: what a decoder makes, plus what it leaves out, is spread as the real features are."""
+    draws = Stream.root(0).generator()
+    real = [5 + torch.randn(4000, 3, generator=draws) @ torch.tensor([[1.0, 0, 0], [0.5, 1, 0], [0, 0.3, 0.2]]).T]
+    real.append(real[0] + 3)
+    made = torch.full((4000, 3), 4.0)  # a decoder that knows one feature
+    residuals = Residuals(3)
+    residuals.learn(
+        torch.stack([(rows - made).mean(0) for rows in real]), torch.stack([rows.T.cov() for rows in real]).mean(0)
+    )
+    for label, rows in enumerate(real):
+        labels = torch.full((4000,), label)
+        samples = residuals.added(made, labels, torch.randn(4000, 3, generator=draws))
+        torch.testing.assert_close(samples.mean(0), rows.mean(0), atol=0.08, rtol=0)
+        torch.testing.assert_close(samples.T.cov(), rows.T.cov(), atol=0.12, rtol=0)
+    residuals.drop(0)
+    assert len(residuals.means) == 1
+    samples = residuals.added(made[:1], torch.tensor([0]), torch.zeros(1, 3))
+    torch.testing.assert_close(samples[0], real[1].mean(0), atol=1e-3, rtol=0)
+
+
+def test_the_covariance_is_the_mean_over_all_classes_and_nothing_is_negative():
+    residuals = Residuals(2)
+    residuals.learn(torch.zeros(3, 2), torch.diag(torch.tensor([1.0, 4.0])))
+    residuals.learn(torch.zeros(1, 2), torch.diag(torch.tensor([5.0, 0.0])))
+    expected = torch.diag(torch.tensor([2.0, 3.0]))
+    torch.testing.assert_close(residuals.factor @ residuals.factor.T, expected, atol=1e-4, rtol=0)
+    noise = torch.randn(50, 2, generator=Stream.root(0).generator())
+    assert residuals.added(torch.zeros(50, 2), torch.zeros(50).long(), noise).min() == 0
+
+
+def test_residuals_of_any_number_of_classes_can_be_loaded():
+    vae = ConditionalVAE(2, 3, 4, residuals=True)
+    vae.residuals.learn(torch.ones(3, 2), torch.eye(2))
+    other = ConditionalVAE(2, 3, 4, residuals=True)
+    other.load_state_dict(vae.state_dict())
+    assert torch.equal(other.residuals.means, vae.residuals.means)
+    assert ConditionalVAE(2, 3, 4).residuals is None

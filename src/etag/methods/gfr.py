@@ -57,7 +57,7 @@ class GfrOptions(MethodOptions):
     replay_batch: PositiveInt | None = Field(None, description="features replayed a step; None is the batch size")
     refit: TrainOptions | None = Field(
         None,
-        description="after each later task's solver train the head once more, alone, on features of its images beside "
+        description="after a later task's solver train the head once more, alone, on features of its images beside "
         "replayed ones, weighed as in Eq. (5): short training leaves it behind the backbone",
     )
     generator: AnyGenerator = Field(
@@ -103,9 +103,8 @@ class GFR(ReplayingMethod):
         elif o.last_task or task.seen < self.context.classes:
             swept = yield self.features_sweep("features", task.train, o.feature_passes)
             if self.options.refit is not None and task.index:
-                yield self._head_phase(
-                    task, swept, self.options.refit, self.stream("refit"), class_ratio(task, self.options.ratio)
-                )
+                ratio = class_ratio(task, self.options.ratio)
+                yield self._head_phase(task, swept, self.options.refit, self.stream("refit"), ratio)
             weights = self.generator_weights(task)
             yield self.replay.phase(task, self.solver.head, swept, weights, self.stream("generator"))
             self.replay.finish_task(task, swept, self.stream("residuals"))

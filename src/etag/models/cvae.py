@@ -54,6 +54,10 @@ class Residuals(Kept):
         super().__init__()
         self.keep(means=torch.empty(0, features), factor=torch.zeros(features, features))
 
+    def initialise(self, _: torch.Generator) -> None:
+        """No class is known yet."""
+        self.keep(means=torch.zeros_like(self.means), factor=torch.zeros_like(self.factor))
+
     def learn(self, means: Tensor, covariance: Tensor) -> None:
         """Add new classes. The covariance becomes the mean over all classes."""
         old, new = len(self.means), len(means)

@@ -244,3 +244,33 @@ def test_the_networks_size_is_an_option(lab):
     generator = laboratory.method.replay.generator
     assert generator.mean.weight.shape == (3, 7)
     assert generator.decoder_out.weight.shape == (32, 7)
+
+
+def test_residuals_give_made_features_the_spread_of_real_ones(lab):
+    """Of features with a spread that a hardly trained VAE knows nothing of."""
+    laboratory = lab("etag", {"generator": {"residuals": True}})
+    laboratory.begin(0)
+    replay, task = laboratory.method.replay, laboratory.task(0)
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.arange(task.seen).repeat_interleave(300)
+    width = replay.generator.decoder_out.out_features
+    features = 20 + labels[:, None] + 2 * torch.randn(len(labels), width, generator=draws)
+    replay.finish_task(task, {"features": features, "labels": labels}, laboratory.method.stream("residuals"))
+
+    def normal(purpose, size):
+        return torch.randn(len(labels), size, generator=draws)
+
+    with torch.no_grad():
+        made = replay.sample(replay.generator, labels, normal)
+    for label in range(task.seen):
+        own = labels == label
+        torch.testing.assert_close(made[own].mean(0), features[own].mean(0), atol=0.7, rtol=0)
+        assert made[own].var(0).mean() == pytest.approx(features[own].var(0).mean().item(), rel=0.15)
+
+
+def test_without_residuals_the_decoders_mean_is_replayed(at_task):
+    laboratory, _ = at_task(1)
+    replay, batch = laboratory.method.replay, next(laboratory.works(1)["solver"].batches.epoch(0))
+    labels, made = replay.made(batch, laboratory.task(1), 6)
+    codes = batch.draws.normal("replay codes", 6, replay.generator.latent)
+    assert torch.equal(made, replay.old.network.decode(codes, labels).detach())

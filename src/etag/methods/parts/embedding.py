@@ -51,10 +51,10 @@ class EmbeddingOptions(Options):
         description="after the base task the auxiliaries learn with the solver (the paper), or stay as they are: "
         "then only the stages before them can bring what they say near the teacher's",
     )
-    num_aux: PositiveInt | None = Field(
+    num_aux: PositiveInt | Literal["all"] | None = Field(
         None,
-        description="auxiliaries trained at the base task; None is one for each stage but the last. "
-        "Only those are ever distilled",
+        description="auxiliaries trained at the base task; None is one for each stage but the last, which are the "
+        "only ones ever distilled; all is one for each stage",
     )
     aux_new: Literal["none", "ce", "fixed"] = Field(
         "none",
@@ -91,7 +91,7 @@ class EmbeddingDistillation:
                 "embedding distillation needs a backbone of at least two stages, this one has one: choose another "
                 "model.backbone, or the method without it."
             )
-        count = self.options.num_aux or stages - 1
+        count = stages if self.options.num_aux == "all" else self.options.num_aux or stages - 1
         if not stages - 1 <= count <= stages:
             raise EtagError(f"embedding.num_aux={count} does not fit: {stages - 1} or {stages} are possible here.")
         solver.add_auxiliaries(count, stream, short=self.options.branches == "short")
