@@ -28,7 +28,7 @@ CONTENDERS = {
     "exact": ["--method", "etag"],
     "fast": ["--method", "etag", "--preset", "fast"],
     "gfr": ["--method", "gfr"],
-    "lucir": ["--method", "lucir"],
+    "lucir": ["--method", "lucir", "--set", "method.exemplars.per_class=20"],
 }
 LOOKS = {
     "exact": ("eTag", BLUE, "o"),
@@ -42,7 +42,8 @@ LOOKS = {
 def run(store: Path, name: str, seed: int, words: list[str]) -> dict[str, float]:
     """A run's accuracy and its seconds of training and testing."""
     out = store / f"{name}-seed{seed}"
-    command = [sys.executable, "-m", "etag.cli", "run", RECIPE, *words, "--seed", str(seed), "--out", str(out)]
+    command = [sys.executable, "-m", "etag.cli", "run", RECIPE, "--set", "data.order=null", *words]
+    command += ["--seed", str(seed), "--out", str(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
