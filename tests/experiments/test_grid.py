@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from etag.cli import app
 from etag.core.errors import EtagError
+from etag.experiments import recipes
 from etag.experiments.bench import Bench
 from etag.experiments.estimating import estimates
 from etag.experiments.grid import Grid
@@ -204,3 +205,9 @@ def test_two_at_once(tmp_path):
     made = Bench(Grid.load(grid_file(tmp_path)), tmp_path / "store", tmp_path / "results")
     with made._alone(), pytest.raises(EtagError, match="another `etag bench` works"):
         bench(tmp_path, grid_file(tmp_path))
+
+
+@pytest.mark.parametrize("name", recipes.grids())
+def test_every_grid_of_ours_can_be_planned(name):
+    runs = Grid.load(name).everything()
+    assert len(runs) == len(set(names(runs))) > 5
