@@ -63,3 +63,13 @@ def test_profile():
 def test_decoding(shared_data, method):
     folder = shared_data / "imagenet-mini"
     assert "files / memory:" in output("decoding.py", folder, "--size", 16, "--method", method)
+
+
+def test_practitioner(shared_data, tmp_path, monkeypatch):
+    monkeypatch.setenv("ETAG_DATA", str(shared_data))
+    short = ["--set", "train.steps=2", "--set", "train.base={steps: 2}"]
+    words = ["--methods", "fine", "--seeds", 0, "--out", tmp_path, *short]
+    said = output("practitioner.py", *words, tiny=[], rounds=False)
+    assert "fine   old" in said
+    again = output("practitioner.py", *words, tiny=[], rounds=False)
+    assert "new classes" not in again, "nothing is learnt twice"
