@@ -65,6 +65,7 @@ def test_decoding(shared_data, method):
     assert "files / memory:" in output("decoding.py", folder, "--size", 16, "--method", method)
 
 
+@pytest.mark.slow
 def test_practitioner(shared_data, tmp_path, monkeypatch):
     monkeypatch.setenv("ETAG_DATA", str(shared_data))
     short = ["--set", "train.steps=2", "--set", "train.base={steps: 2}"]
