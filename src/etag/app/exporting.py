@@ -105,8 +105,8 @@ def export_torch(model: Path, out: Path) -> float:
         program = torch.export.export(
             module, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}}
         )
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files=_metadata(about))
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer, extra_files=_metadata(about))
     data = buffer.getvalue()
     loaded: Any = torch.export.load(io.BytesIO(data)).module()
     worst = max(_difference(module, rows, loaded(rows)) for rows in (images, images[:1]))

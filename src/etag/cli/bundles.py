@@ -68,7 +68,8 @@ def _print_outcome(model: Path, outcome: "Outcome") -> None:
         before = [f"{old.accuracy:.1%}" for old in outcome.about.history[:-1] if old.accuracy is not None]
         typer.echo(
             f"old classes: no image of them is kept to ask. Of what the generator makes of them "
-            f"{outcome.old_accuracy:.1%} is recognised; on real images they had {', then '.join(before)} when learnt."
+            f"{outcome.old_accuracy:.1%} is recognised, which is more than of real images: of those held out it was "
+            f"{', then '.join(before)} when they were learnt."
         )
     sizes = Bundle(model).sizes()
     typer.echo(
