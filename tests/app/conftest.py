@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 
 from etag.cli import main
 
-QUICK = ["data.size=8", "model.width=4", "train.batch_size=16", "train.steps=40", "train.base={steps: 60}"]
-QUICK_GENERATOR = ["method.generator.train.steps=60", "method.generator.feature_passes=1"]
+QUICK = ["data.size=8", "model.width=4", "train.batch_size=16", "train.steps=40", "train.base={steps: 120}"]
+QUICK_GENERATOR = ["method.generator.train.steps=60", "method.generator.feature_passes=1", "method.refit.steps=60"]
 
 
 def settings(*more, generator=True):

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.app.conftest import etag, said, settings
 
 from etag.app.bundle import Bundle
@@ -220,3 +220,19 @@ def test_other_methods_learn_bundles_too(digits_folder, tmp_path, method):
     assert stored in etag("info", tmp_path / "model").stdout
     found = said(etag("evaluate", tmp_path / "model", digits_folder("second", (3, 4)), "--json"))
     assert found["images"] == 50
+
+
+def test_given_weights_are_where_it_begins(learnt, digits_folder, tmp_path):
+    kept = load_file(learnt / "versions" / "1" / "predictor.safetensors")
+    prefix = "solver.backbone."
+    given = {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
+    save_file(given, tmp_path / "weights.safetensors")
+    frozen = settings("train.lr=1e-9", "train.base={steps: 1, lr: 1e-9}", "train.weight_decay=0")
+    folder = digits_folder("third", (5, 6))
+    done = etag("learn", tmp_path / "m", folder, "--weights", tmp_path / "weights.safetensors", *frozen)
+    assert done.returncode == 0, done.stderr
+    assert "weights.safetensors" in done.stdout
+    found = load_file(tmp_path / "m" / "versions" / "1" / "predictor.safetensors")
+    for name, value in given.items():
+        if value.is_floating_point() and "running" not in name:
+            torch.testing.assert_close(found[prefix + name], value, atol=1e-6, rtol=0)

@@ -17,10 +17,11 @@ from etag.core.errors import EtagError
 
 SHORT = {
     "train.batch_size": 16,
-    "train.base": {"steps": 60},
+    "train.base": {"steps": 120},
     "data.flip": False,
     "method.generator.train.steps": 60,
     "method.generator.feature_passes": 1,
+    "method.refit.steps": 60,
 }
 
 

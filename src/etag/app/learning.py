@@ -1,6 +1,7 @@
 """Learning: lesson after lesson, from images with names for their classes, into a bundle."""
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -64,7 +65,7 @@ def _lesson(
 ) -> None:
     console = Console(quiet=not (verbose and runtime.leader), highlight=False)
     say = partial(console.print, markup=False, soft_wrap=True)
-    method, task = _begun(runtime, bundle, about, material)
+    method, task = _begun(runtime, bundle, about, material, say)
     _make_ready(bundle, about, material)
     stop = Stop(runtime.highest)
     journal = TaskJournal(
@@ -92,14 +93,17 @@ def _lesson(
         found.append(outcome)
 
 
-def _begun(runtime: Runtime, bundle: Bundle, about: About, material: Material) -> tuple[Method, Task]:
-    """The method as it is so far, and the lesson as its next task."""
+def _begun(
+    runtime: Runtime, bundle: Bundle, about: About, material: Material, say: Callable[[str], None] | None = None
+) -> tuple[Method, Task]:
+    """The method as it is so far, and the lesson as its next task; given weights are told of."""
     if bundle.exists():
         method, _ = bundle.learner(runtime.placement)
         method.context = replace(method.context, train=about.config.train)
     else:
         method = new_method(about, runtime.placement)
-        method.load_weights()
+        if (loaded := method.load_weights()) and say:
+            say(str(loaded))
     old, new = len(about.classes), 0 if material.update else len(material.names)
     known = (*about.classes, *material.names)  # of a class that is known already the first place counts
     places = torch.tensor([known.index(name) for name in material.names])

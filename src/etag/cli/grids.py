@@ -55,7 +55,8 @@ def bench(
             row = made.look(run)
             typer.echo(f"{row.state:8} {run.name}  {row.reason}".rstrip())
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs are stopped well then too
+    for number in (signal.SIGINT, signal.SIGTERM):  # as for `etag run`, also where a shell had it ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         with _workers(engine, address, jobs) as workers, _board() as board:
             rows = made.run(workers, board)

@@ -11,6 +11,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from etag.core.errors import EtagError
+from etag.core.options import mistake
 from etag.evaluation.metrics import step_accuracies
 
 AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks were not learnt yet
@@ -202,10 +203,7 @@ def _parse(kind: type[R], text: str, path: Path) -> R:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
-        raise EtagError(f"{path} can not be used: {where + ': ' if where else ''}{reason}.") from error
+        raise mistake(error, str(path)) from error
 
 
 def _check_square(name: str, rows: list[list[float | None]] | list[list[int]], size: int) -> None:
