@@ -13,8 +13,8 @@ from etag.app.sources import source_folders
 
 def main(first: Path, second: Path, labelled: Path) -> None:
     """Learn two folders, then recognise a third."""
-    short = {"method.generator.train.steps": 200}  # for an example: seconds, not minutes
-    model = IncrementalClassifier(steps=100, size=16, settings=short, verbose=True).fit(first)
+    short = {"method.generator.train.steps": 200, "method.refit.steps": 200}  # for an example: seconds, not minutes
+    model = IncrementalClassifier(steps=100, size=16, width=8, settings=short, verbose=True).fit(first)
     model.partial_fit(second)  # no image of the first folder is needed any more
     print(f"{', '.join(model.classes_)}: {model.score(labelled):.1%} right")
     for name, likely in zip(model.predict(labelled)[:3], model.predict_proba(labelled).max(1), strict=False):

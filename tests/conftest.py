@@ -43,10 +43,10 @@ def runtime():
     return Runtime(Fabric(accelerator="cpu", devices=1))
 
 
-# e-variants that the paper does not have are the same code once more: all methods, those marked as slow
+# e-variants are the same code once more: those that the paper does not have, and two that it has, are marked as slow
 EVERY_METHOD = [
     pytest.param(name, marks=pytest.mark.slow)
-    if METHODS[name].embeds and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd")
+    if METHODS[name].embeds and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
     else name
     for name in METHODS
 ]

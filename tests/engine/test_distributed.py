@@ -182,6 +182,7 @@ def assert_same(left, right):
         assert torch.equal(value, others[name]), f"{name} differs"
 
 
+@pytest.mark.slow
 def test_two_processes_killed_again_and_again_end_as_their_twin(twin, tmp_path):
     out = tmp_path / "run"
     for lines in (2, 9, 14):  # in the base task's solver, its generator, and the second task
