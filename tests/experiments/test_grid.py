@@ -3,10 +3,12 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -211,3 +213,21 @@ def test_two_at_once(tmp_path):
 def test_every_grid_of_ours_can_be_planned(name):
     runs = Grid.load(name).everything()
     assert len(runs) == len(set(names(runs))) > 5
+
+
+def test_a_dry_run_changes_nothing(tmp_path):
+    bench(tmp_path, grid_file(tmp_path))
+    other = grid_file(tmp_path, settings=TINY | {"train.lr": 5e-3})
+    shutil.rmtree(tmp_path / "results")
+    before = sorted(tmp_path.rglob("*"))
+    said = etag("bench", other, "--store", "store", "--results", "results", "--dry-run", "--restart", cwd=tmp_path)
+    assert said.stdout.startswith("failed   b2-1x2/fine-seed0"), said.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_plug_ins_reach_the_runs(tmp_path):
+    near = Path(__file__).parents[2] / "examples" / "near.py"
+    words = ["bench", grid_file(tmp_path, methods=["near"]), "--store", "store", "--results", "results"]
+    done = etag(*words, "--plugin", near, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "unknown method 'near'" in etag(*words, cwd=tmp_path).stderr

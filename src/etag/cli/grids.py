@@ -44,8 +44,7 @@ def bench(
     from etag.experiments.bench import Bench, default_store
     from etag.experiments.grid import Grid
 
-    plugins.load(plugin or [])
-    plan = Grid.load(grid)
+    plan = Grid.load(grid, plugins.load(plugin or []))
     if estimate:
         _print_estimate(plan, tflops)
         return
@@ -141,20 +140,20 @@ class _LiveBoard:
 def _table(rows: "Sequence[Row]", seconds_left: float | None) -> "Table":
     from rich.table import Table
 
+    from etag.experiments.bench import by_label
+
     counts = {state: sum(row.state == state for row in rows) for state in ("done", "running", "waiting", "failed")}
     title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     table = Table(box=None, header_style="bold", title=title + _left(seconds_left), title_justify="left")
     for column in ("run", "done", "A (mean)", "now"):
         table.add_column(column)
-    by_label: dict[str, list[Row]] = {}
-    for row in rows:
-        by_label.setdefault(row.run.label, []).append(row)
-    means = {label: _mean(group) for label, group in by_label.items()}
+    groups = by_label(rows)
+    means = {label: _mean(group) for label, group in groups.items()}
     best = {
         split: max(mean for label, mean in means.items() if label.rpartition("/")[0] == split)
         for split in {label.rpartition("/")[0] for label in means}
     }
-    for label, group in by_label.items():
+    for label, group in groups.items():
         mean = means[label]
         strong = "bold" if mean > 0 and mean == best[label.rpartition("/")[0]] else ""
         done = sum(row.state == "done" for row in group)

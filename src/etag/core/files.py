@@ -11,6 +11,11 @@ from pathlib import Path
 from etag.core.errors import EtagError
 
 
+def user_cache() -> Path:
+    """Where this user's files are kept when nobody says where."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etag"
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside, flush to disk, rename, flush the folder."""
     data = content.encode() if isinstance(content, str) else content

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from etag.core.errors import EtagError
+from etag.core.files import user_cache
 from etag.core.options import Options
 from etag.core.registry import Registry
 from etag.data.download import Download, Progress, fetch, unpack
@@ -108,9 +109,8 @@ class Source:
         """Where its folder is looked for, in order."""
         if path is not None:
             return [Path(path).expanduser()]
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etag"
         roots = [Path(os.environ["ETAG_DATA"]).expanduser()] if os.environ.get("ETAG_DATA") else []
-        return [root / (self.folder or self.name) for root in [*roots, cache]]
+        return [root / (self.folder or self.name) for root in [*roots, user_cache()]]
 
     def find(self, path: str | None = None) -> Path | None:
         """The first place that holds all the files; None if there is none."""

@@ -4,14 +4,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from etag.core.errors import EtagError
-from etag.core.files import locked, write_atomically
+from etag.core.files import locked, user_cache, write_atomically
 from etag.experiments.grid import Grid, Planned
 from etag.experiments.store import RunDirectory
 
@@ -105,7 +105,13 @@ class Bench:
     def _plan(self) -> None:
         """Name all runs that can be named now: what is found of those that try may name those that follow."""
         while new := [run for run in self.grid.plan(self._score) if run.name not in self.rows]:
-            self.rows |= {run.name: self.look(run) for run in new}
+            for run in new:
+                self.rows[run.name] = row = self.look(run)
+                if row.state == "failed" and self.restart:
+                    self._remove(run)
+                    self.rows[run.name] = row = Row(run)
+                if row.state == "done":
+                    self._copy(run)
 
     def _score(self, name: str) -> float | None:
         row = self.rows.get(name)
@@ -114,20 +120,21 @@ class Bench:
         return None if row is None else row.accuracy
 
     def look(self, run: Planned) -> Row:
-        """What there is of a run already."""
-        row = Row(run)
+        """What there is of a run already; what was made with another configuration is no use."""
         for place in (self.results, self.store):
             directory = RunDirectory(place / run.name)
             try:
+                if directory.finished(run.config):
+                    return _done(run, directory)
                 directory.check(run.config)
             except EtagError as error:
-                if not self.restart:
-                    return Row(run, "failed", str(error))
-                shutil.rmtree(directory.path)
-            if directory.finished(run.config):
-                self._finish(row, place)
-                break
-        return row
+                return Row(run, "failed", str(error))
+        return Row(run)
+
+    def _remove(self, run: Planned) -> None:
+        """What there is of a run."""
+        for place in (self.results, self.store):
+            shutil.rmtree(place / run.name, ignore_errors=True)
 
     def _of(self, state: State) -> list[Row]:
         return [row for row in self.rows.values() if row.state == state]
@@ -146,39 +153,46 @@ class Bench:
             if ended:
                 row.state, row.reason = "failed", ended
             else:
-                self._finish(row, self.store)
+                self.rows[name] = _done(row.run, directory)
+                self._copy(row.run)
         return len(jobs) < before
 
-    def _finish(self, row: Row, place: Path) -> None:
-        """A run is done; the results get what is small of it, `metrics.json` last: it marks what is done."""
-        source, target = RunDirectory(place / row.run.name), RunDirectory(self.results / row.run.name)
-        metrics = json.loads(source.metrics.read_text())
-        if place != self.results:
-            target.path.mkdir(parents=True, exist_ok=True)
-            target.metrics.unlink(missing_ok=True)
-            write_atomically(target.path / "command.txt", row.run.command + "\n")
-            for file in [source.config, *sorted(source.path.glob("embedding-*.json")), source.metrics]:
-                write_atomically(target.path / file.name, file.read_bytes())
-        row.state, row.accuracy, row.seconds = "done", metrics["A_weighted"], sum(metrics["train_seconds"])
-        row.tasks = len(metrics["train_seconds"])
+    def _copy(self, run: Planned) -> None:
+        """To the results, what is small of a finished run; `metrics.json` last: it marks what is done."""
+        source, target = RunDirectory(self.store / run.name), RunDirectory(self.results / run.name)
+        if target.metrics.is_file():
+            return
+        target.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(target.path / "command.txt", run.command + "\n")
+        for file in [source.config, *sorted(source.path.glob("embedding-*.json")), source.metrics]:
+            write_atomically(target.path / file.name, file.read_bytes())
 
     def seconds_left(self, places: int) -> float | None:
         """From what runs of the same kind took, or of any kind; None before one is done."""
         done = self._of("done")
         if not done:
             return None
-        by_label: dict[str, list[float]] = {}
-        for row in done:
-            by_label.setdefault(row.run.label, []).append(row.seconds or 0.0)
-        usual = [second for seconds in by_label.values() for second in seconds]
-        left = 0.0
+        alike, left = by_label(done), 0.0
         for row in [*self._of("waiting"), *self._of("running")]:
-            known = by_label.get(row.run.label, usual)
-            left += sum(known) / len(known)
+            known = alike.get(row.run.label, done)
+            left += sum(other.seconds or 0.0 for other in known) / len(known)
         return left / places
+
+
+def _done(run: Planned, directory: RunDirectory) -> Row:
+    metrics = json.loads(directory.metrics.read_text())
+    seconds = metrics["train_seconds"]
+    return Row(run, "done", accuracy=metrics["A_weighted"], seconds=sum(seconds), tasks=len(seconds))
+
+
+def by_label(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Together what differs in the seed only."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.run.label, []).append(row)
+    return found
 
 
 def default_store(grid: Grid) -> Path:
     """ETAG_RUNS, else the user cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etag" / "runs"
-    return Path(os.environ.get("ETAG_RUNS") or cache).expanduser() / grid.name
+    return Path(os.environ.get("ETAG_RUNS") or user_cache() / "runs").expanduser() / grid.name

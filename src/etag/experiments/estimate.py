@@ -79,9 +79,8 @@ def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     )
     method.check(scenario.classes_per_task)
     for task, images in zip(scenario, scenario.images_given(method.card.all_data), strict=True):
-        if (
-            task.index < 2 and len(found.costs) == task.index
-        ):  # later tasks cost what the second does, image for image
+        # later tasks cost what the second does, image for image
+        if task.index < 2 and len(found.costs) == task.index:
             given = scenario.given(task, method.card.all_data)
             found.costs.append(_costs(runtime, method, given, method.whole_task))
         costs = found.costs[min(task.index, 1)]

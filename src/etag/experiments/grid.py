@@ -72,8 +72,8 @@ class Grid:
     blocks: tuple[Block, ...]
 
     @classmethod
-    def load(cls, name: str) -> "Grid":
-        """By name, of those that come with the package, or by path."""
+    def load(cls, name: str, plugins: Sequence[str] = ()) -> "Grid":
+        """By name, of those that come with the package, or by path; its runs are made with these plug-ins."""
         path = recipes.grid_file(name)
         content = yaml.read(path)
         for key in ("summary", "paper"):  # for readers of the results
@@ -82,9 +82,12 @@ class Grid:
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
             raise EtagError(f"{path}: 'runs' should list blocks, each with its methods, seeds and the like.")
         try:
-            return cls(path.stem, path.read_text(), tuple(Block.model_validate(content | block) for block in blocks))
+            found = [Block.model_validate(content | block) for block in blocks]
         except ValidationError as error:
             raise mistake(error, str(path)) from None
+        if plugins:
+            found = [b.model_copy(update={"settings": b.settings | {"plugins": [*plugins]}}) for b in found]
+        return cls(path.stem, path.read_text(), tuple(found))
 
     def everything(self) -> list[Planned]:
         """All runs, a search's choice being any: what is tried costs the same."""

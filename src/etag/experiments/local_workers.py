@@ -26,6 +26,7 @@ class LocalJob:
             os.environ | {"OMP_NUM_THREADS": "1"} | ({} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)})
         )
         command = [sys.executable, "-m", "etag.cli", "run", str(recipe), "--out", str(out)]
+        command += [word for file in run.config.plugins for word in ("--plugin", file)]
         with self._log.open("w") as log:
             # in a session of its own: Ctrl-C is passed on by `stop`, once
             self._process = subprocess.Popen(
