@@ -68,7 +68,7 @@ def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
     figure, axes = empty_figure(WIDTH, 0.8 * WIDTH + 0.2 * (legend_rows([curve.name for curve in curves]) - 1))
     tasks = np.arange(1, len(seen) + 1)
     for place, curve in enumerate(curves):
-        aside = 0.5 * (place - (len(curves) - 1) / 2) / len(curves)
+        aside = 0.2 * (place - (len(curves) - 1) / 2) / len(curves)
         deviations = None if curve.deviations is None else 100 * np.asarray(curve.deviations)
         axes.errorbar(
             tasks + aside,
