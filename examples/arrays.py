@@ -13,10 +13,10 @@ images = images.reshape(-1, 8, 8) / 16  # fractions from 0 to 1
 X, X_test, y, y_test = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
 
 settings = {
-    "data.flip": False,
+    "data.flip": False,  # a mirrored digit is no digit
     "method.generator.train.steps": 300,
     "method.refit.steps": 300,
-}  # a mirrored digit is no digit
+}
 model = IncrementalClassifier(steps=100, width=8, settings=settings)
 for classes in ([0, 1, 2, 3], [4, 5], [6, 7]):
     now, tested = np.isin(y, classes), y_test <= classes[-1]

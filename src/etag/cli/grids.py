@@ -140,7 +140,7 @@ class _LiveBoard:
 def _table(rows: "Sequence[Row]", seconds_left: float | None) -> "Table":
     from rich.table import Table
 
-    from etag.experiments.bench import by_label
+    from etag.experiments.grid import by_label
 
     counts = {state: sum(row.state == state for row in rows) for state in ("done", "running", "waiting", "failed")}
     title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)

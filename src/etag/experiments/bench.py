@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
-from etag.experiments.grid import Grid, Planned
+from etag.experiments.grid import Grid, Planned, by_label
 from etag.experiments.store import RunDirectory
 
 State = Literal["waiting", "running", "done", "failed"]
@@ -50,6 +50,11 @@ class Row:
     accuracy: float | None = None
     seconds: float | None = None  # that training took
     tasks: int = 0  # learnt so far
+
+    @property
+    def label(self) -> str:
+        """Its run's."""
+        return self.run.label
 
 
 class Board(Protocol):
@@ -174,7 +179,7 @@ class Bench:
             return None
         alike, left = by_label(done), 0.0
         for row in [*self._of("waiting"), *self._of("running")]:
-            known = alike.get(row.run.label, done)
+            known = alike.get(row.label, done)
             left += sum(other.seconds or 0.0 for other in known) / len(known)
         return left / places
 
@@ -183,14 +188,6 @@ def _done(run: Planned, directory: RunDirectory) -> Row:
     metrics = json.loads(directory.metrics.read_text())
     seconds = metrics["train_seconds"]
     return Row(run, "done", accuracy=metrics["A_weighted"], seconds=sum(seconds), tasks=len(seconds))
-
-
-def by_label(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Together what differs in the seed only."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.run.label, []).append(row)
-    return found
 
 
 def default_store(grid: Grid) -> Path:

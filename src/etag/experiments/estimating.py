@@ -4,16 +4,13 @@ import json
 from collections.abc import Iterator
 
 from etag.experiments.estimate import Estimate, estimate
-from etag.experiments.grid import Grid, Planned
+from etag.experiments.grid import Grid, Planned, by_label
 
 
 def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
     """Of runs that differ in the seed only: their label, how many, seconds and arithmetic operations of one."""
-    by_label: dict[str, list[Planned]] = {}
-    for run in grid.everything():
-        by_label.setdefault(run.label, []).append(run)
     measured: dict[str, Estimate] = {}
-    for label, runs in by_label.items():
+    for label, runs in by_label(grid.everything()).items():
         kind = _kind(runs[0])
         found = estimate(runs[0].config, measured.get(kind))
         measured.setdefault(kind, found)

@@ -1,10 +1,10 @@
 """Grids: a YAML file that names methods x splits x variants x seeds, and the runs that it stands for."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -102,6 +102,25 @@ class Grid:
                 f"the grid '{self.name}' has several runs that would be named {min(twice)}: name variants apart."
             )
         return runs
+
+
+class Labelled(Protocol):
+    """A run, or what is known of one."""
+
+    @property
+    def label(self) -> str:
+        """What differs in the seed only has the same."""
+
+
+L = TypeVar("L", bound=Labelled)
+
+
+def by_label(found: Iterable[L]) -> dict[str, list[L]]:
+    """Together what differs in the seed only."""
+    groups: dict[str, list[L]] = {}
+    for one in found:
+        groups.setdefault(one.label, []).append(one)
+    return groups
 
 
 def _runs(block: Block, score: Score) -> Iterator[Planned]:
