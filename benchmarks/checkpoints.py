@@ -14,6 +14,7 @@ import time
 from copy import deepcopy
 from pathlib import Path
 
+from etag.experiments.checkpointer import Stop, TaskCheckpointer
 from lightning_fabric import Fabric
 
 from engine_overhead import second_task
@@ -21,7 +22,6 @@ from etag.core.options import RuntimeOptions
 from etag.engine import training
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
-from etag.experiments.journal import Stop, TaskJournal
 
 
 def main() -> None:
@@ -43,9 +43,9 @@ def main() -> None:
         for turn in range(options.rounds + 1):  # the first one warms up
             for name, times in seconds.items():
                 method.solver.load_state_dict(start)
-                journal = None
+                checkpointer = None
                 if name == "with":
-                    journal = TaskJournal(
+                    checkpointer = TaskCheckpointer(
                         Path(folder) / "checkpoints",
                         method,
                         1,
@@ -56,13 +56,13 @@ def main() -> None:
                         say=print,
                     )
                 began = time.perf_counter()
-                engine.train(next(method.phases(task)), journal)
+                engine.train(next(method.phases(task)), checkpointer)
                 if turn:
                     times.append(time.perf_counter() - began)
-                if journal is not None:
+                if checkpointer is not None:
                     sizes = [file.stat().st_size for file in Path(folder).rglob("*.*")]
                     files, written = len(sizes), sum(sizes)
-                    journal.clear()
+                    checkpointer.clear()
     for name, times in seconds.items():
         print(f"{name:>8}: minimum {min(times):.3f} s, median {statistics.median(times):.3f} s")
     every = RuntimeOptions().checkpoint_every

@@ -77,7 +77,7 @@ def main() -> None:
         print(f"{name:>7}: minimum {min(times):.3f} s, median {statistics.median(times):.3f} s a step")
     print(f"decoding alone, {options.workers} worker(s): {decoding:.3f} s a batch")
     memory, files = seconds["memory"], seconds["files"]
-    keep_up = "keep up" if decoding < min(memory) else "can not keep up"
+    keep_up = "keep up" if decoding < min(memory) else "cannot keep up"
     print(
         f"files / memory: {min(files) / min(memory):.3f} (minima), "
         f"{statistics.median(files) / statistics.median(memory):.3f} (medians); the workers {keep_up}; "

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/engine_overhead.py [--width 16] [--size 32] [--rounds 7]
 
-Both train the same network on the same images with the same batch, augmentation, losses and optimiser (Eq. 9, task
+Both train the same network on the same images with the same batch, augmentation, losses and optimizer (Eq. 9, task
 t >= 1). Epochs alternate; the ratio of minima and of medians is printed. Run it while nothing else runs.
 """
 
@@ -66,7 +66,7 @@ def bare_epoch(method: ETag, task: Task, batch: int) -> None:
     for part in solver.modules():
         if isinstance(part, torch.nn.BatchNorm2d):
             part.eval()
-    optimiser = torch.optim.Adam(solver.parameters(), 1e-3, weight_decay=2e-4, foreach=True)
+    optimizer = torch.optim.Adam(solver.parameters(), 1e-3, weight_decay=2e-4, foreach=True)
     scale = (1 / (255 * torch.tensor(STD))).view(1, 3, 1, 1)
     shift = (-torch.tensor(MEAN) / torch.tensor(STD)).view(1, 3, 1, 1)
     ratio, pad = task.old / task.new, round(method.context.size / 8)
@@ -99,9 +99,9 @@ def bare_epoch(method: ETag, task: Task, batch: int) -> None:
         for new, old in zip(auxiliary, old_auxiliary, strict=True):
             log_p, log_q = (old / TAU).log_softmax(1), (new / TAU).log_softmax(1)
             loss = loss + ratio * TAU**2 * functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def main() -> None:

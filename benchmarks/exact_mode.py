@@ -86,7 +86,7 @@ class Network(nn.Module):
 
 
 class Images(Dataset):
-    """One image at a time: crop, mirror, normalise."""
+    """One image at a time: crop, mirror, normalize."""
 
     def __init__(self, pixels, labels):
         self.pixels, self.labels = pixels, labels
@@ -148,7 +148,7 @@ class Plain:
             self.teacher = copied(method.teacher.network, Network(self.width, sizes[:-1], 4 * task.base)).eval()
             self.decoder = method.replay.old.network
         self.loader = DataLoader(Images(task.train.pixels, task.train.labels), batch, shuffle=True, drop_last=True)
-        self.optimiser = torch.optim.Adam(self.network.parameters(), 1e-3, weight_decay=2e-4)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), 1e-3, weight_decay=2e-4)
 
     def loss(self, images, labels, codes=None, replayed=None):
         if self.base:
@@ -166,9 +166,9 @@ class Plain:
                 if isinstance(part, nn.BatchNorm2d):
                     part.eval()
         for images, labels in self.loader:
-            self.optimiser.zero_grad()
+            self.optimizer.zero_grad()
             self.loss(images, labels).backward()
-            self.optimiser.step()
+            self.optimizer.step()
 
 
 def copied(ours, plain):

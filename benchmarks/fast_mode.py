@@ -74,23 +74,23 @@ def mean(results: list[dict[str, float]], key: str) -> float:
 def difference(left: list[dict[str, float]], right: list[dict[str, float]]) -> str:
     """Of accuracies paired by seed: mean and 95 % interval (Student)."""
     pairs = [one["A"] - other["A"] for one, other in zip(left, right, strict=True)]
-    centre, count = statistics.mean(pairs), len(pairs)
+    center, count = statistics.mean(pairs), len(pairs)
     each = ", ".join(f"{pair:+.2f}" for pair in pairs)
     if count < 2:
-        return f"{centre:+.2f}"
+        return f"{center:+.2f}"
     half = student.ppf(0.975, count - 1) * statistics.stdev(pairs) / math.sqrt(count)
-    return f"{centre:+.2f}, 95 % interval [{centre - half:+.2f}, {centre + half:+.2f}] ({each})"
+    return f"{center:+.2f}, 95 % interval [{center - half:+.2f}, {center + half:+.2f}] ({each})"
 
 
 def draw(found: dict[str, list[dict[str, float]]], out: Path) -> None:
     figure, axes = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
-    for name, (label, colour, mark) in LOOKS.items():
+    for name, (label, color, mark) in LOOKS.items():
         seconds, accuracies = ([result[key] for result in found[name]] for key in ("seconds", "A"))
-        axes.scatter(seconds, accuracies, color=colour, marker=mark, s=14, alpha=0.45, linewidths=0)
+        axes.scatter(seconds, accuracies, color=color, marker=mark, s=14, alpha=0.45, linewidths=0)
         axes.errorbar(
             statistics.mean(seconds),
             statistics.mean(accuracies),
-            color=colour,
+            color=color,
             marker=mark,
             markersize=9,
             linestyle="none",

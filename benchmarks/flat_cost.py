@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/flat_cost.py [--width 16] [--out docs/images/flat-cost.png]
 
 eTag is brought to each of several tasks (its networks grow as they do in a run; they are not trained on the way), the
-same batches of random images are learnt there, and the tasks take turns. Printed are the times of a solver step and
+same batches of random images are learned there, and the tasks take turns. Printed are the times of a solver step and
 of a generator step, and the bytes that are kept; the last table extrapolates to 10,000 classes. Run it while nothing
 else runs.
 """
@@ -67,11 +67,11 @@ def phases_at(tasks: int, options: argparse.Namespace) -> tuple[dict[str, Phase]
         method.begin_task(task)
     plan = method.phases(task)
     solver = next(plan)
-    sweep = plan.send({})
+    data_pass = plan.send({})
     features = method.solver.backbone.feature_size
-    swept = {"features": torch.rand(images, features), "labels": data.labels}
-    assert sweep.name == "features"
-    generator = plan.send(swept)
+    found = {"features": torch.rand(images, features), "labels": data.labels}
+    assert data_pass.name == "features"
+    generator = plan.send(found)
     short = replace(generator, training=generator.training.model_copy(update={"batch_size": options.batch}))
     return {"solver": solver, "generator": short}, kept(method)
 
@@ -123,8 +123,8 @@ def draw(
     at: dict[int, tuple[dict[str, Phase], dict[str, int]]], least: dict[tuple[int, str], float], out: Path
 ) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
-    for name, colour, mark in (("solver", BLUE, "o"), ("generator", GREEN, "s")):
-        left.plot(TASKS, [least[tasks, name] for tasks in TASKS], color=colour, marker=mark, label=f"{name} step")
+    for name, color, mark in (("solver", BLUE, "o"), ("generator", GREEN, "s")):
+        left.plot(TASKS, [least[tasks, name] for tasks in TASKS], color=color, marker=mark, label=f"{name} step")
     left.set(xscale="log", xlabel="task", ylabel="milliseconds", title="Time of a training step")
     left.set_ylim(bottom=0)
     bytes_ = [sum(kept.values()) / 1e6 for _, kept in at.values()]

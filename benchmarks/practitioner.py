@@ -5,7 +5,7 @@
 There are 200 images of each class. A seed chooses the classes and everything else that is random. Every lesson is a
 real `etag learn` on folders, one thread, with the settings that it chooses itself; accuracy is on the 100 test images
 of each class. `joint` learns all ten classes in one lesson, so it has no old classes. What is in DIR already is not
-learnt again.
+learned again.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from etag.app.sources import source_folders
 
 
 def folders(home: Path, seed: int) -> Path:
-    """A and B to learn from, AB of both, test, and unknown: images of classes that are not learnt."""
+    """A and B to learn from, AB of both, test, and unknown: images of classes that are not learned."""
     place = home / f"images-{seed}"
     numbers = np.random.default_rng(seed).permutation(100)[:20].tolist()
     parts = {"A": numbers[:5], "B": numbers[5:10], "AB": numbers[:10], "test": numbers[:10], "unknown": numbers[10:]}
@@ -36,7 +36,7 @@ def folders(home: Path, seed: int) -> Path:
 
 
 def trial(home: Path, method: str, seed: int, settings: list[str]) -> dict[str, float]:
-    """One bundle, learnt and judged."""
+    """One bundle, learned and judged."""
     images, model = folders(home, seed), home / f"{method}-{seed}"
     given = {"method": "fine" if method == "joint" else method, "seed": seed}
     for lesson in ["AB"] if method == "joint" else ["A", "B"]:

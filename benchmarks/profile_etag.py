@@ -19,17 +19,17 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine_overhead import second_task
 from etag.core.random import Placement
-from etag.core.work import Phase, Sweep
+from etag.core.work import DataPass, Phase
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
-from etag.evaluation.evaluate import answers_sweep
+from etag.evaluation.evaluate import predictions_pass
 
 KINDS = {  # the first that fits
     "convolution, backward": ("convolution_backward", "conv_bwd", "dgrad", "wgrad"),
     "convolution": ("convolution", "conv"),
     "linear": ("addmm", "mm", "linear", "gemm"),
     "BatchNorm": ("batch_norm",),
-    "optimiser": ("Optimizer", "_fused_", "_foreach"),
+    "optimizer": ("Optimizer", "_fused_", "_foreach"),
     "activation": ("threshold", "relu", "clamp_min"),
     "other operators": ("aten::", "void ", "Memcpy", "Memset"),
 }
@@ -61,7 +61,7 @@ def table_row(name: str, work: Callable[[], None], device: str) -> tuple[str, fl
     return name, wall, kinds
 
 
-def batches_of(work: Phase | Sweep) -> Callable[[], None]:
+def batches_of(work: Phase | DataPass) -> Callable[[], None]:
     def read() -> None:
         for _ in work.batches.epoch(0):
             pass
@@ -97,21 +97,21 @@ def main() -> None:
     batch = next(solver.batches.epoch(0))
     shown = solver.module._shown(batch)
     add("teacher's pass, a step", lambda: method.teacher.targets(shown, solver.module._teacher_need))
-    sweep = plan.send({})
-    add("features, a pass", lambda: engine.sweep(sweep))
-    generator = plan.send(engine.sweep(sweep))
+    data_pass = plan.send({})
+    add("features, a pass", lambda: engine.run_pass(data_pass))
+    generator = plan.send(engine.run_pass(data_pass))
     steps = generator.steps // generator.training.epochs
     short = Phase(
         generator.name,
         generator.module,
         generator.batches,
-        generator.players,
+        generator.groups,
         generator.training.model_copy(update={"epochs": 1}),
     )
     add(f"generator, an epoch of {steps} steps", lambda: engine.train(short))
     context = method.context
-    judged = answers_sweep(tasks, method.solver, method.predictor(), context.preprocess, placement)
-    add("evaluation", lambda: engine.sweep(judged))
+    judged = predictions_pass(tasks, method.solver, method.predictor(), context.preprocess, placement)
+    add("evaluation", lambda: engine.run_pass(judged))
 
     print(
         f"ResNet-18 of width {options.width}, {options.size} px, batch {options.batch}, {options.steps} steps; "

@@ -2,11 +2,11 @@
 
 from pydantic import Field, NonNegativeFloat
 
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.scenario import Task
 from etag.core.work import Plan, Step, Term
 from etag.losses.embedding import feature_distance
-from etag.methods.base import Card, Method, MethodOptions
+from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.registry import method
 
 
@@ -18,10 +18,10 @@ class NearOptions(MethodOptions):
 
 def distance(step: Step):
     """How far the student's features are from the teacher's."""
-    return feature_distance(needed(step.student.feature), needed(step.teacher.feature))
+    return feature_distance(require(step.student.feature), require(step.teacher.feature))
 
 
-@method("near", Card("feature distillation", "an example", "solver"))
+@method("near", MethodInfo("feature distillation", "an example", "solver"))
 class Near(Method):
     """Cross-entropy, and after the base task the distance of the features."""
 

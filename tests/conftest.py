@@ -125,7 +125,7 @@ class Lab:
                 works.append(plan.send(result))
             except StopIteration:
                 return {work.name: work for work in works}
-            result = self.engine.sweep(works[-1]) if hasattr(works[-1], "reduce") else None
+            result = self.engine.run_pass(works[-1]) if hasattr(works[-1], "reduce") else None
 
 
 @pytest.fixture
@@ -207,8 +207,8 @@ class Naive:
     def prior_divergence(cls, mean, log_variance):
         """Mean over rows of KL(N(mean, variance) || N(0, 1)), summed over the code."""
         total, rows = 0.0, list(zip(cls.rows(mean), cls.rows(log_variance), strict=True))
-        for centre, spread in rows:
-            total += sum((math.exp(s) + m * m - 1 - s) / 2 for m, s in zip(centre, spread, strict=True))
+        for center, spread in rows:
+            total += sum((math.exp(s) + m * m - 1 - s) / 2 for m, s in zip(center, spread, strict=True))
         return total / len(rows)
 
     # networks of plain layers, as matrices

@@ -63,8 +63,8 @@ def digits_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def learnt(tmp_path_factory, digits_folder):
-    """A bundle that learnt 0 to 2, then 3 and 4; nobody may change it."""
+def learned(tmp_path_factory, digits_folder):
+    """A bundle that learned 0 to 2, then 3 and 4; nobody may change it."""
     home = tmp_path_factory.mktemp("bundles")
     for name, digits in (("first", (0, 1, 2)), ("second", (3, 4))):
         words = settings() if name == "first" else ["--set", "train.steps=40"]

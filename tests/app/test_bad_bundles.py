@@ -20,8 +20,8 @@ from etag.data.folders import list_images
 
 
 @pytest.fixture
-def copied(learnt, tmp_path):
-    shutil.copytree(learnt, tmp_path / "model")
+def copied(learned, tmp_path):
+    shutil.copytree(learned, tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -55,13 +55,13 @@ def test_what_is_no_bundle(tmp_path, digits_folder):
 def test_folders_that_hold_nothing_to_learn(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "holds no classes" in refused(etag("learn", tmp_path / "m", tmp_path / "empty"))
-    assert "can not be read" in refused(etag("learn", tmp_path / "m", tmp_path / "missing"))
+    assert "cannot be read" in refused(etag("learn", tmp_path / "m", tmp_path / "missing"))
     assert "single class" in refused(etag("learn", tmp_path / "m", class_folders(tmp_path / "one", ["cat"])))
     few = class_folders(tmp_path / "few", ["cat", "dog"], images=1)
     assert "classes with a single image (cat, dog)" in refused(etag("learn", tmp_path / "m", few))
     bad = class_folders(tmp_path / "bad", ["cat", "dog"])
     (bad / "cat" / "1.png").write_bytes(b"not an image")
-    assert "1 image file can not be read" in refused(etag("learn", tmp_path / "m", bad))
+    assert "1 image file cannot be read" in refused(etag("learn", tmp_path / "m", bad))
 
 
 def test_odd_names_are_kept_as_they_are(tmp_path):
@@ -102,7 +102,7 @@ def test_images_of_one_pixel_and_of_far_too_many(tmp_path):
     assert "vast.png (far too large)" in refused(etag("learn", tmp_path / "n", folder, *words))
     asked = etag("predict", tmp_path / "m", folder / "cat" / "one.png", folder / "cat" / "vast.png")
     assert asked.returncode == 1
-    assert "vast.png can not be read: far too large." in asked.stderr
+    assert "vast.png cannot be read: far too large." in asked.stderr
     assert asked.stdout.count("\n") == 1
 
 
@@ -161,7 +161,7 @@ def test_a_damaged_bundle(copied, digits_folder, file):
     data = bytearray(path.read_bytes())
     data[len(data) // 2 :] = b"\0" * (len(data) - len(data) // 2)
     path.write_bytes(data)
-    assert "can not be read" in refused(etag("predict", copied, digits_folder("first", (0, 1, 2))))
+    assert "cannot be read" in refused(etag("predict", copied, digits_folder("first", (0, 1, 2))))
 
 
 def test_a_disk_that_may_not_be_written(tmp_path, digits_folder):
@@ -171,13 +171,13 @@ def test_a_disk_that_may_not_be_written(tmp_path, digits_folder):
     else:
         (tmp_path / "closed").mkdir(mode=0o500)
         target = tmp_path / "closed" / "model"
-    assert "can not be written" in refused(etag("learn", target, digits_folder("first", (0, 1, 2))))
+    assert "cannot be written" in refused(etag("learn", target, digits_folder("first", (0, 1, 2))))
 
 
-def test_evaluation_on_classes_that_it_does_not_know(learnt, digits_folder, tmp_path):
-    assert "does not know these classes" in refused(etag("evaluate", learnt, digits_folder("third", (5, 6))))
-    assert "nothing matches" in refused(etag("predict", learnt, str(tmp_path / "*.png")))
-    assert "say what to write" in refused(etag("export", learnt))
+def test_evaluation_on_classes_that_it_does_not_know(learned, digits_folder, tmp_path):
+    assert "does not know these classes" in refused(etag("evaluate", learned, digits_folder("third", (5, 6))))
+    assert "nothing matches" in refused(etag("predict", learned, str(tmp_path / "*.png")))
+    assert "say what to write" in refused(etag("export", learned))
 
 
 def begin_learning(model, folder):

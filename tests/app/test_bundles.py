@@ -12,32 +12,32 @@ from safetensors.torch import load_file, save_file
 from tests.app.conftest import etag, said, settings
 
 from etag.app.bundle import Bundle
-from etag.app.predicting import probabilities, recognise
+from etag.app.predicting import predict_files, probabilities
 from etag.data.folders import list_images
 
 
 @pytest.fixture
-def copied(learnt, tmp_path):
-    shutil.copytree(learnt, tmp_path / "model")
+def copied(learned, tmp_path):
+    shutil.copytree(learned, tmp_path / "model")
     return tmp_path / "model"
 
 
-def test_what_is_known_after_two_lessons(learnt):
-    about = said(etag("info", learnt, "--json"))
+def test_what_is_known_after_two_lessons(learned):
+    about = said(etag("info", learned, "--json"))
     assert about["classes"] == [f"digit {digit}" for digit in range(5)]
     assert about["task_sizes"] == [3, 2]
     assert [lesson["kind"] for lesson in about["history"]] == ["learn", "learn"]
     assert [lesson["images"] for lesson in about["history"]] == [60, 40]
     assert about["versions"] == [1, 2]
-    told = etag("info", learnt).stdout
+    told = etag("info", learned).stdout
     assert "no image is stored" in told
     assert "no guarantee" in told
     assert "digit 3, digit 4" in told
 
 
-def test_it_is_right_more_often_than_chance(learnt, digits_folder):
+def test_it_is_right_more_often_than_chance(learned, digits_folder):
     known = digits_folder("test", range(5), first=100, count=20)
-    found = said(etag("evaluate", learnt, known, "--json"))
+    found = said(etag("evaluate", learned, known, "--json"))
     assert found["images"] == 100
     assert found["accuracy"] > 0.4, "five digits, chance is 0.2"
     assert sum(map(sum, found["confusion"])) == 100
@@ -61,56 +61,56 @@ def test_predicting_never_looks_at_what_learns(copied, digits_folder):
     assert "was removed: it predicts, but learns no more" in refused.stderr
 
 
-def test_predictions_in_all_forms_from_files_folders_patterns_and_lists(learnt, digits_folder):
+def test_predictions_in_all_forms_from_files_folders_patterns_and_lists(learned, digits_folder):
     folder = digits_folder("test", range(5), first=100, count=20)
     files = list_images(folder)
-    table = list(csv.DictReader(io.StringIO(etag("predict", learnt, folder, "--format", "csv").stdout)))
+    table = list(csv.DictReader(io.StringIO(etag("predict", learned, folder, "--format", "csv").stdout)))
     assert [row["path"] for row in table] == files
     assert set(table[0]) == {"path", "class", "probability"}
     assert all(0 < float(row["probability"]) <= 1 for row in table)
-    by_pattern = etag("predict", learnt, str(folder / "digit 3" / "*.png"), "--format", "csv").stdout
-    from_list = etag("predict", learnt, "--format", "csv", stdin="\n".join(files[60:80]) + "\n").stdout
+    by_pattern = etag("predict", learned, str(folder / "digit 3" / "*.png"), "--format", "csv").stdout
+    from_list = etag("predict", learned, "--format", "csv", stdin="\n".join(files[60:80]) + "\n").stdout
     assert by_pattern == from_list
     assert len(by_pattern.splitlines()) == 21
-    lines = etag("predict", learnt, files[0], "--format", "json", "--top", 3).stdout.splitlines()
+    lines = etag("predict", learned, files[0], "--format", "json", "--top", 3).stdout.splitlines()
     answers = json.loads(lines[0])["answers"]
     assert len(answers) == 3
     likely = [answer["probability"] for answer in answers]
     assert likely == sorted(likely, reverse=True)
     assert answers[0]["class"] == table[0]["class"]
-    assert files[0] in etag("predict", learnt, files[0]).stdout
+    assert files[0] in etag("predict", learned, files[0]).stdout
 
 
-def test_files_that_can_not_be_read_do_not_stop_the_rest(learnt, digits_folder, tmp_path):
+def test_files_that_can_not_be_read_do_not_stop_the_rest(learned, digits_folder, tmp_path):
     good = list_images(digits_folder("test", range(5), first=100, count=20))[:2]
     (tmp_path / "bad.png").write_bytes(b"no image at all")
     done = etag(
-        "predict", learnt, good[0], tmp_path / "bad.png", tmp_path / "missing.png", good[1], "--format", "csv"
+        "predict", learned, good[0], tmp_path / "bad.png", tmp_path / "missing.png", good[1], "--format", "csv"
     )
     assert done.returncode == 1
     assert [row["path"] for row in csv.DictReader(io.StringIO(done.stdout))] == good
-    assert f"{tmp_path / 'bad.png'} can not be read: not an image." in done.stderr
-    assert f"{tmp_path / 'missing.png'} can not be read: no longer there." in done.stderr
+    assert f"{tmp_path / 'bad.png'} cannot be read: not an image." in done.stderr
+    assert f"{tmp_path / 'missing.png'} cannot be read: no longer there." in done.stderr
 
 
-def test_what_is_unlike_all_classes_can_be_rejected(learnt, digits_folder):
+def test_what_is_unlike_all_classes_can_be_rejected(learned, digits_folder):
     files = list_images(digits_folder("test", range(5), first=100, count=20))
-    classifier, about = Bundle(learnt).classifier()
-    answers = list(recognise(classifier, about, files, reject=True))
+    classifier, about = Bundle(learned).classifier()
+    answers = list(predict_files(classifier, about, files, reject=True))
     rejected = [answer for answer in answers if not answer.classes]
-    plain = {answer.path: answer for answer in recognise(classifier, about, files)}
+    plain = {answer.path: answer for answer in predict_files(classifier, about, files)}
     assert all(plain[answer.path].probabilities[0] < about.threshold for answer in rejected)
     assert len(rejected) < 50, "most images of known classes pass"
     assert sum(plain[answer.path].probabilities[0] >= about.threshold for answer in answers) == 100 - len(rejected)
 
 
-def test_probabilities_do_not_depend_on_the_batch(learnt):
-    classifier, about = Bundle(learnt).classifier()
+def test_probabilities_do_not_depend_on_the_batch(learned):
+    classifier, about = Bundle(learned).classifier()
     pixels = torch.randint(0, 256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    together = probabilities(classifier, about, pixels)
-    torch.testing.assert_close(together.sum(1), torch.ones(9))
+    concat_images = probabilities(classifier, about, pixels)
+    torch.testing.assert_close(concat_images.sum(1), torch.ones(9))
     apart = torch.cat([probabilities(classifier, about, row[None]) for row in pixels])
-    torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(apart, concat_images, rtol=1e-4, atol=1e-6)
 
 
 def test_rolled_back_it_predicts_as_before_and_learns_on_from_there(copied, digits_folder):
@@ -160,8 +160,8 @@ def test_a_class_can_be_forgotten(copied, digits_folder, name, sizes):
     classifier, about = bundle.classifier()
     assert list(about.task_sizes) == sizes
     kept = [place for place in range(5) if place != gone]
-    renormalised = before[:, kept] / before[:, kept].sum(1, keepdim=True)
-    torch.testing.assert_close(probabilities(classifier, about, pixels), renormalised, rtol=1e-4, atol=1e-5)
+    renormalized = before[:, kept] / before[:, kept].sum(1, keepdim=True)
+    torch.testing.assert_close(probabilities(classifier, about, pixels), renormalized, rtol=1e-4, atol=1e-5)
     assert name not in json.dumps(said(etag("info", copied, "--json")))
     assert name not in etag("predict", copied, *files, "--format", "csv").stdout.replace(f"/{name}/", "/")
     method, _ = bundle.learner()
@@ -173,10 +173,10 @@ def test_a_class_can_be_forgotten(copied, digits_folder, name, sizes):
     assert f"knows no class '{name}'" in unknown.stderr
 
 
-def test_export_to_onnx(learnt, tmp_path):
+def test_export_to_onnx(learned, tmp_path):
     import onnxruntime
 
-    done = etag("export", learnt, "--onnx", tmp_path / "model.onnx")
+    done = etag("export", learned, "--onnx", tmp_path / "model.onnx")
     assert done.returncode == 0, done.stderr
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     about = session.get_modelmeta().custom_metadata_map
@@ -184,15 +184,15 @@ def test_export_to_onnx(learnt, tmp_path):
     assert "from 0 to 1" in about["input"]
     pixels = torch.randint(0, 256, (6, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
     (found,) = session.run(None, {"images": (pixels.float() / 255).numpy()})
-    np.testing.assert_allclose(found, probabilities(*Bundle(learnt).classifier(), pixels).numpy(), atol=1e-4)
+    np.testing.assert_allclose(found, probabilities(*Bundle(learned).classifier(), pixels).numpy(), atol=1e-4)
 
 
-def test_export_to_torch(learnt, tmp_path):
-    done = etag("export", learnt, "--torch", tmp_path / "model.pt2")
+def test_export_to_torch(learned, tmp_path):
+    done = etag("export", learned, "--torch", tmp_path / "model.pt2")
     assert done.returncode == 0, done.stderr
     program = torch.export.load(tmp_path / "model.pt2").module()
     pixels = torch.randint(0, 256, (6, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    expected = probabilities(*Bundle(learnt).classifier(), pixels)
+    expected = probabilities(*Bundle(learned).classifier(), pixels)
     torch.testing.assert_close(program(pixels.float() / 255), expected, rtol=0, atol=1e-4)
 
 
@@ -222,8 +222,8 @@ def test_other_methods_learn_bundles_too(digits_folder, tmp_path, method):
     assert found["images"] == 50
 
 
-def test_given_weights_are_where_it_begins(learnt, digits_folder, tmp_path):
-    kept = load_file(learnt / "versions" / "1" / "predictor.safetensors")
+def test_given_weights_are_where_it_begins(learned, digits_folder, tmp_path):
+    kept = load_file(learned / "versions" / "1" / "predictor.safetensors")
     prefix = "solver.backbone."
     given = {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
     save_file(given, tmp_path / "weights.safetensors")

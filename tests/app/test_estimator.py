@@ -48,19 +48,19 @@ def some(digits):
 
 
 @pytest.fixture(scope="module")
-def learnt(some):
+def learned(some):
     return small().fit(*some((0, 1, 2))).partial_fit(*some((3, 4)))
 
 
-def test_it_learns_more_and_more_classes(learnt, some):
-    assert learnt.classes_.tolist() == [0, 1, 2, 3, 4]
+def test_it_learns_more_and_more_classes(learned, some):
+    assert learned.classes_.tolist() == [0, 1, 2, 3, 4]
     test = some(range(5), first=100)
-    assert learnt.score(*test) > 0.4, "five digits, chance is 0.2"
-    likely = learnt.predict_proba(test[0])
+    assert learned.score(*test) > 0.4, "five digits, chance is 0.2"
+    likely = learned.predict_proba(test[0])
     assert likely.shape == (200, 5)
     np.testing.assert_allclose(likely.sum(1), 1, rtol=1e-5)
-    assert (learnt.classes_[likely.argmax(1)] == learnt.predict(test[0])).all()
-    assert len(learnt.predict(test[0][:0])) == 0
+    assert (learned.classes_[likely.argmax(1)] == learned.predict(test[0])).all()
+    assert len(learned.predict(test[0][:0])) == 0
 
 
 def test_the_first_partial_fit_is_a_fit(some):
@@ -75,7 +75,7 @@ def test_fit_forgets(some):
 
 
 @pytest.mark.parametrize("kind", ["fractions", "tensor", "channels last", "channels first", "pairs"])
-def test_all_kinds_of_images_are_the_same_images(learnt, some, kind):
+def test_all_kinds_of_images_are_the_same_images(learned, some, kind):
     images, labels = some((0, 1, 2))
     made = small()
     if kind == "pairs":
@@ -105,23 +105,23 @@ def test_names_of_any_kind(some, names, tmp_path):
     assert IncrementalClassifier.load(tmp_path / "saved").classes_.tolist() == made.classes_.tolist()
 
 
-def test_saved_and_loaded_it_predicts_the_same_and_learns_on(learnt, some, tmp_path):
+def test_saved_and_loaded_it_predicts_the_same_and_learns_on(learned, some, tmp_path):
     images, _ = some(range(5), first=100)
-    learnt.save(tmp_path / "saved")
+    learned.save(tmp_path / "saved")
     loaded = IncrementalClassifier.load(tmp_path / "saved")
-    np.testing.assert_array_equal(loaded.predict_proba(images), learnt.predict_proba(images))
+    np.testing.assert_array_equal(loaded.predict_proba(images), learned.predict_proba(images))
     loaded.set_params(steps=4).partial_fit(*some((5, 6)))
     assert loaded.classes_.tolist() == list(range(7))
     with pytest.raises(EtagError, match="exists already"):
-        learnt.save(tmp_path / "saved")
+        learned.save(tmp_path / "saved")
 
 
-def test_it_can_be_pickled_and_cloned(learnt, some):
+def test_it_can_be_pickled_and_cloned(learned, some):
     images, _ = some(range(5), first=100)
-    again = pickle.loads(pickle.dumps(learnt))
-    np.testing.assert_array_equal(again.predict_proba(images), learnt.predict_proba(images))
-    fresh = clone(learnt)
-    assert fresh.get_params() == learnt.get_params()
+    again = pickle.loads(pickle.dumps(learned))
+    np.testing.assert_array_equal(again.predict_proba(images), learned.predict_proba(images))
+    fresh = clone(learned)
+    assert fresh.get_params() == learned.get_params()
     with pytest.raises(NotFittedError):
         fresh.predict(images)
 
@@ -145,11 +145,11 @@ def test_images_and_classes_that_do_not_do(images, labels, says):
     assert says in str(refused.value)
 
 
-def test_a_class_is_learnt_once(learnt, some):
+def test_a_class_is_learned_once(learned, some):
     with pytest.raises(EtagError, match="known already: 3"):
-        learnt.partial_fit(*some((3, 5)))
+        learned.partial_fit(*some((3, 5)))
     with pytest.raises(EtagError, match="3 channels"):
-        learnt.predict(np.zeros((2, 8, 8, 3), dtype=np.uint8))
+        learned.predict(np.zeros((2, 8, 8, 3), dtype=np.uint8))
 
 
 def test_pixels_are_copied_from_any_kind():
@@ -174,15 +174,15 @@ def test_scikit_learns_own_checks(check):
     check("IncrementalClassifier", IncrementalClassifier())
 
 
-def test_folders_are_learnt_and_recognised(tmp_path):
-    for name, classes, part in (("first", "0-2", "train"), ("more", "3", "train"), ("labelled", "0-3", "test")):
+def test_folders_are_learned_and_recognized(tmp_path):
+    for name, classes, part in (("first", "0-2", "train"), ("more", "3", "train"), ("labeled", "0-3", "test")):
         source_folders("digits", tmp_path / name, classes, 40, part)
     made = small(size=8).fit(tmp_path / "first").partial_fit(str(tmp_path / "more"))
     assert made.classes_.tolist() == ["0", "1", "2", "3"]
-    names = [path.parent.name for path in sorted((tmp_path / "labelled").rglob("*.png"))]
-    answers = made.predict(tmp_path / "labelled")
-    assert made.score(tmp_path / "labelled") == np.mean(answers == names) > 0.4
-    one = sorted((tmp_path / "labelled").rglob("*.png"))[0]
-    np.testing.assert_allclose(made.predict_proba(one)[0], made.predict_proba(tmp_path / "labelled")[0], rtol=1e-4)
+    names = [path.parent.name for path in sorted((tmp_path / "labeled").rglob("*.png"))]
+    answers = made.predict(tmp_path / "labeled")
+    assert made.score(tmp_path / "labeled") == np.mean(answers == names) > 0.4
+    one = sorted((tmp_path / "labeled").rglob("*.png"))[0]
+    np.testing.assert_allclose(made.predict_proba(one)[0], made.predict_proba(tmp_path / "labeled")[0], rtol=1e-4)
     with pytest.raises(EtagError, match="nothing matches"):
         made.predict(str(tmp_path / "*.jpg"))

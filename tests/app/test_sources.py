@@ -21,7 +21,7 @@ def test_what_is_written_is_what_the_source_holds(tmp_path):
         np.testing.assert_array_equal(read, held.pixels[rows, 0].numpy())
 
 
-def test_colours_and_the_test_part(tmp_path, shared_data, monkeypatch):
+def test_colors_and_the_test_part(tmp_path, shared_data, monkeypatch):
     monkeypatch.setenv("ETAG_DATA", str(shared_data))
     written = source_folders("cifar100", tmp_path / "out", "apple", 2, "test")
     assert written == (2, 1)

@@ -73,4 +73,4 @@ def test_practitioner(shared_data, tmp_path, monkeypatch):
     said = output("practitioner.py", *words, tiny=[], rounds=False)
     assert "fine   old" in said
     again = output("practitioner.py", *words, tiny=[], rounds=False)
-    assert "new classes" not in again, "nothing is learnt twice"
+    assert "new classes" not in again, "nothing is learned twice"

@@ -50,7 +50,7 @@ def class_without_images(folder):
 
 
 def spoilt(folder):
-    """Four files that can not be read, in four ways."""
+    """Four files that cannot be read, in four ways."""
     images(folder)
     (folder / "cat" / "text.png").write_text("I am not an image")
     (folder / "cat" / "nothing.jpg").write_bytes(b"")
@@ -75,7 +75,7 @@ def one_image(folder):
 
 
 def exploding(_):
-    return ["--split", "b2-1x1", "--set", "train.optimiser=sgd", "--set", "train.lr=1e30", "--set", "train.steps=40"]
+    return ["--split", "b2-1x1", "--set", "train.optimizer=sgd", "--set", "train.lr=1e30", "--set", "train.steps=40"]
 
 
 def raising_plugin(folder):
@@ -132,7 +132,7 @@ def test_bad_input_is_refused_in_one_sentence(make, says, tmp_path):
 
 def test_corrupt_images_are_listed_all_at_once(tmp_path):
     done = etag(*spoilt(tmp_path / "given"), "--split", "b0-2x1", "--out", "run", cwd=tmp_path)
-    check(done, "4 image files can not be read")
+    check(done, "4 image files cannot be read")
     for name, why in [("text.png", "not an image"), ("nothing.jpg", "not an image"), ("cut.jpg", "damaged")]:
         assert f"{name} ({why}" in done.stderr
     assert "bomb.png (far too large)" in done.stderr
@@ -153,4 +153,4 @@ def test_a_place_that_can_not_be_written_is_refused_before_training(tmp_path):
         (tmp_path / "locked").write_text("")
     else:
         (tmp_path / "locked").mkdir(mode=0o500)
-    check(etag("--split", "b2-1x1", "--out", "locked/run", cwd=tmp_path), "can not be written")
+    check(etag("--split", "b2-1x1", "--out", "locked/run", cwd=tmp_path), "cannot be written")

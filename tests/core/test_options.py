@@ -30,7 +30,7 @@ def test_a_bad_value_is_refused(bad):
 
 def test_the_defaults_are_the_papers_for_its_solver():
     o = TrainOptions()
-    assert (o.optimiser, o.lr, o.schedule, o.decay_every, o.decay) == ("adam", 1e-3, "step", 30, 0.1)
+    assert (o.optimizer, o.lr, o.schedule, o.decay_every, o.decay) == ("adam", 1e-3, "step", 30, 0.1)
     assert (o.epochs, o.batch_size, o.weight_decay, o.drop_last) == (100, 128, 2e-4, True)
 
 

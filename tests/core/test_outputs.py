@@ -1,12 +1,12 @@
 import pytest
 
-from etag.core.outputs import Need, Outputs, needed
+from etag.core.outputs import Need, Outputs, require
 
 
 def test_an_output_nobody_asked_for_is_an_error_of_ours():
     with pytest.raises(RuntimeError, match="not asked for"):
-        needed(Outputs().logits)
-    assert needed(0) == 0
+        require(Outputs().logits)
+    assert require(0) == 0
 
 
 def test_needs_add_up():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from etag.core.errors import EtagError, choose
+from etag.core.errors import EtagError, unknown_name
 from etag.core.registry import Registry
 from etag.data.source import SOURCES
 from etag.methods.registry import METHODS
@@ -54,8 +54,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(animals):
 
 
 def test_a_name_unlike_any_other_is_answered_with_all():
-    assert str(choose("animal", "xyz", ["dog", "cat"])) == "unknown animal 'xyz': known are cat, dog."
-    assert str(choose("animal", "xyz", [])) == "unknown animal 'xyz': known are none."
+    assert str(unknown_name("animal", "xyz", ["dog", "cat"])) == "unknown animal 'xyz': known are cat, dog."
+    assert str(unknown_name("animal", "xyz", [])) == "unknown animal 'xyz': known are none."
 
 
 def test_one_name_for_two_things_is_refused():

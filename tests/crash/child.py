@@ -47,14 +47,14 @@ files.os = Calls()
 before(files, "_flush_folder", "after rename")
 before(run, "judge", "in evaluation")
 before(run.RunDirectory, "keep", "at a task boundary, before")
-before(run.TaskJournal, "clear", "at a task boundary, after")
+before(run.TaskCheckpointer, "clear", "at a task boundary, after")
 before(training.Training, "_step", "step")
 visits = Engine._visits
 
 
-def watched(self, sweep, steps):
-    for found in visits(self, sweep, steps):
-        come_to("in evaluation's sweep" if sweep.name == "evaluation" else "in a sweep")
+def watched(self, data_pass, steps):
+    for found in visits(self, data_pass, steps):
+        come_to("in evaluation's sweep" if data_pass.name == "evaluation" else "in a sweep")
         yield found
 
 

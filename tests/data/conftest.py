@@ -27,13 +27,13 @@ def write_classes(root, *paths, seed=0):
     return root
 
 
-def png_of(width, height, bits=8, colour=2, rows=b""):
+def png_of(width, height, bits=8, color=2, rows=b""):
     """A PNG, chunk by chunk: its head may say what its rows do not hold."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
@@ -51,5 +51,5 @@ def classes_in():
 
 @pytest.fixture(scope="session")
 def png_bytes():
-    """png_bytes(width, height, bits, colour, rows) -> a PNG whose head says so."""
+    """png_bytes(width, height, bits, color, rows) -> a PNG whose head says so."""
     return png_of

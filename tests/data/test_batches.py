@@ -96,12 +96,12 @@ def test_images_that_can_not_be_shared_evenly_are_left_out_of_the_epoch():
 
 def test_a_sweep_leaves_no_image_out():
     several = [labels(batches(21, 6, rank, 2, shuffle=False).epoch(0)) for rank in range(2)]
-    together = [a + b for a, b in zip(*several, strict=True)]
-    assert flat(together) == list(range(21))
+    concat_images = [a + b for a, b in zip(*several, strict=True)]
+    assert flat(concat_images) == list(range(21))
 
 
 def test_a_batch_that_can_not_be_shared_evenly_is_refused():
-    with pytest.raises(EtagError, match="a batch of 7 can not be shared evenly by 2 processes"):
+    with pytest.raises(EtagError, match="a batch of 7 cannot be shared evenly by 2 processes"):
         batches(size=7, world=2)
     batches(size=7, world=2, shuffle=False)
 
@@ -144,7 +144,7 @@ def test_the_smallest_batch_is_known_before_it_comes(rows, size, world, drop_las
 
 # -- images in files -------------------------------------------------------------------------------
 
-COLOUR = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=8, flip=True)
+COLOR = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=8, flip=True)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_images_in_files_make_the_batches_of_those_in_memory(both_ways, world, s
     """A sweep over 21 in batches of 20 leaves the second process without a row of the last."""
     for rank in range(world):
         place = Placement(rank=rank, world=world)
-        files, memory = (ImageBatches(images, COLOUR, size, STREAM, place, **options) for images in both_ways)
+        files, memory = (ImageBatches(images, COLOR, size, STREAM, place, **options) for images in both_ways)
         assert len(files) == len(memory)
         for ours, theirs in zip(files.epoch(1), memory.epoch(1), strict=True):
             assert torch.equal(ours.inputs, theirs.inputs)
@@ -175,7 +175,7 @@ def test_images_in_files_make_the_batches_of_those_in_memory(both_ways, world, s
 def test_two_processes_share_the_files_of_one(both_ways):
     files, _ = both_ways
     alone, *several = (
-        list(ImageBatches(files, COLOUR, 6, STREAM, place, drop_last=True).epoch(0))
+        list(ImageBatches(files, COLOR, 6, STREAM, place, drop_last=True).epoch(0))
         for place in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2))
     )
     assert len(alone) == 3

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from etag.data.decode import Unreadable, decode, image_size
+from etag.data.decode import UnreadableImage, decode, image_size
 
 # the file's pixels, as they should be seen, for each value of EXIF's orientation
 TURNS = {
@@ -62,65 +62,65 @@ def test_the_format_is_known_by_its_bytes_not_by_the_ending(tmp_path, picture):
     assert np.array_equal(seen(tmp_path / "a.jpg", 8), pixels)
 
 
-GREY = np.arange(0, 252, 7, dtype=np.uint8).reshape(6, 6)
+GRAY = np.arange(0, 252, 7, dtype=np.uint8).reshape(6, 6)
 ALPHA = np.tile(np.array([0, 128, 255], np.uint8), 12).reshape(6, 6)
-COLOUR = np.stack([GREY, GREY[::-1], GREY.T], axis=2)
+COLOR = np.stack([GRAY, GRAY[::-1], GRAY.T], axis=2)
 
 
 def palette():
     image = Image.fromarray(np.arange(36, dtype=np.uint8).reshape(6, 6), "P")
-    image.putpalette(COLOUR.tobytes())
+    image.putpalette(COLOR.tobytes())
     return image
 
 
 @pytest.mark.parametrize(
     ("image", "options", "expected"),
     [
-        (Image.fromarray(GREY), {}, np.stack([GREY] * 3, axis=2)),
-        (Image.fromarray(np.dstack([GREY, ALPHA])), {}, np.stack([GREY] * 3, axis=2)),
-        (Image.fromarray(np.dstack([COLOUR, ALPHA])), {}, COLOUR),
-        (palette(), {}, COLOUR),
-        (palette(), {"transparency": 3}, COLOUR),
-        (palette(), {"transparency": bytes(range(36))}, COLOUR),
+        (Image.fromarray(GRAY), {}, np.stack([GRAY] * 3, axis=2)),
+        (Image.fromarray(np.dstack([GRAY, ALPHA])), {}, np.stack([GRAY] * 3, axis=2)),
+        (Image.fromarray(np.dstack([COLOR, ALPHA])), {}, COLOR),
+        (palette(), {}, COLOR),
+        (palette(), {"transparency": 3}, COLOR),
+        (palette(), {"transparency": bytes(range(36))}, COLOR),
         (Image.fromarray(ALPHA > 100), {}, np.stack([(ALPHA > 100) * 255] * 3, axis=2)),
     ],
-    ids=["grey", "grey+alpha", "RGBA", "palette", "palette, one clear colour", "palette, many alphas", "1-bit"],
+    ids=["gray", "gray+alpha", "RGBA", "palette", "palette, one clear color", "palette, many alphas", "1-bit"],
 )
-def test_every_kind_of_png_becomes_its_colours(tmp_path, image, options, expected):
+def test_every_kind_of_png_becomes_its_colors(tmp_path, image, options, expected):
     image.save(tmp_path / "a.png", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Pillow has something to say on palettes
         assert np.array_equal(seen(tmp_path / "a.png", 6), expected)
 
 
-@pytest.mark.parametrize(("colour", "channels"), [(0, 1), (2, 3)], ids=["grey", "RGB"])
-def test_of_16_bits_the_upper_8_are_kept(tmp_path, png_bytes, colour, channels):
+@pytest.mark.parametrize(("color", "channels"), [(0, 1), (2, 3)], ids=["gray", "RGB"])
+def test_of_16_bits_the_upper_8_are_kept(tmp_path, png_bytes, color, channels):
     values = np.random.default_rng(0).integers(0, 2**16, (6, 6, channels))
     values.flat[:4] = (0, 255, 256, 65535)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    (tmp_path / "a.png").write_bytes(png_bytes(6, 6, 16, colour, rows))
+    (tmp_path / "a.png").write_bytes(png_bytes(6, 6, 16, color, rows))
     assert np.array_equal(seen(tmp_path / "a.png", 6), np.broadcast_to(values >> 8, (6, 6, 3)))
 
 
-def test_a_cmyk_jpeg_becomes_its_colours(tmp_path):
+def test_a_cmyk_jpeg_becomes_its_colors(tmp_path):
     Image.new("CMYK", (16, 16), (200, 40, 0, 60)).save(tmp_path / "a.jpg", quality=95)
     expected = [(255 - ink) * (255 - 60) / 255 for ink in (200, 40, 0)]
     assert_near(seen(tmp_path / "a.jpg", 16), np.array(expected), 4)
 
 
-def test_a_grey_jpeg_becomes_colour(tmp_path):
+def test_a_grey_jpeg_becomes_color(tmp_path):
     Image.new("L", (64, 64), 77).save(tmp_path / "a.jpg")
     assert_near(seen(tmp_path / "a.jpg", 16), np.array([77]), 1)
 
 
 def test_of_an_animation_the_first_picture_is_taken(tmp_path):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ((10, 20, 30), (200, 0, 0))]
+    frames = [Image.new("RGB", (8, 8), color) for color in ((10, 20, 30), (200, 0, 0))]
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
     assert_near(seen(tmp_path / "a.webp", 8), np.array([10, 20, 30]), 0)
 
 
 def test_of_the_pictures_of_a_phone_the_first_is_taken(tmp_path):
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ((200, 30, 30), (0, 0, 200))]
+    frames = [Image.new("RGB", (16, 16), color) for color in ((200, 30, 30), (0, 0, 200))]
     frames[0].save(tmp_path / "a.mpo", save_all=True, append_images=frames[1:], quality=95)
     (tmp_path / "a.mpo").rename(tmp_path / "a.jpg")  # as phones call them
     assert_near(seen(tmp_path / "a.jpg", 16), np.array([200, 30, 30]), 3)
@@ -163,7 +163,7 @@ def test_the_size_of_a_png_is_read_from_its_head_alone(tmp_path, png_bytes):
 
 @pytest.mark.parametrize("ending", ["jpg", "png"])
 @pytest.mark.parametrize(("width", "height"), [(512, 512), (300, 200), (64, 400), (20, 20), (1, 50)])
-def test_a_constant_colour_survives_any_change_of_size(tmp_path, ending, width, height):
+def test_a_constant_color_survives_any_change_of_size(tmp_path, ending, width, height):
     Image.new("RGB", (width, height), (200, 100, 50)).save(tmp_path / f"a.{ending}", quality=95)
     assert_near(seen(tmp_path / f"a.{ending}", 32), np.array([200, 100, 50]), 3)
 
@@ -184,12 +184,12 @@ def test_an_oblong_is_squeezed_into_the_square(tmp_path):
     assert_near(seen(tmp_path / "a.png", 32), ramps(32, 32), 4)
 
 
-# -- what can not be read --------------------------------------------------------------------------
+# -- what cannot be read --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def spoilt(tmp_path, picture, png_bytes):
-    """Files that can not be read, by what is the matter."""
+    """Files that cannot be read, by what is the matter."""
     picture(tmp_path / "good.jpg", width=64, height=64)
     picture(tmp_path / "good.png", width=64, height=64)
     contents = {
@@ -221,7 +221,7 @@ def test_what_can_not_be_read_is_said_in_words(spoilt, name, words):
     for read in (lambda path: decode(path, 8), image_size):
         if name.startswith("cut") and read is image_size:
             continue  # its head is whole
-        with pytest.raises(Unreadable, match=rf"^{words}$"):
+        with pytest.raises(UnreadableImage, match=rf"^{words}$"):
             read(spoilt / name)
 
 
@@ -230,7 +230,7 @@ def read_them_all(folder):
         for read in (lambda path: decode(path, 8), image_size):
             try:
                 read(path)
-            except Unreadable as reason:
+            except UnreadableImage as reason:
                 yield reason  # kept, with its traceback, which must not keep a file open
 
 
@@ -253,7 +253,7 @@ def test_only_formats_with_a_known_ending_are_opened(tmp_path):
     """Pillow hands an EPS to Ghostscript, a program that runs what is in the file."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.png")
-    with pytest.raises(Unreadable, match="not an image"):
+    with pytest.raises(UnreadableImage, match="not an image"):
         decode(tmp_path / "a.png", 8)
 
 
@@ -264,7 +264,7 @@ def or_reason(read, *arguments):
     """What is read, or None and a reason; nothing else may come out."""
     try:
         return read(*arguments)
-    except Unreadable as reason:
+    except UnreadableImage as reason:
         words = str(reason)
     assert words
     return None

@@ -134,7 +134,7 @@ def test_a_zip_can_not_write_outside_its_folder(content, tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "a.zip").write_bytes(content)
-    with pytest.raises(EtagError, match="can not be unpacked"):
+    with pytest.raises(EtagError, match="cannot be unpacked"):
         unpack(inner / "a.zip", inner)
     assert [path.name for path in inner.iterdir()] == ["a.zip"]
     assert [path.name for path in tmp_path.iterdir()] == ["inner"]

@@ -97,7 +97,7 @@ def test_classes_without_images_are_named(tmp_path, classes_in):
 def test_a_folder_that_is_none_is_refused(tmp_path, make, words):
     if make is not None:
         (tmp_path / "here").write_bytes(make)
-    with pytest.raises(EtagError, match=rf"the image folder '.*here' can not be read: {words}"):
+    with pytest.raises(EtagError, match=rf"the image folder '.*here' cannot be read: {words}"):
         list_classes(tmp_path / "here")
 
 
@@ -125,7 +125,7 @@ def test_every_fifth_image_is_for_testing_and_each_class_has_both(sizes):
 
 def test_a_single_image_can_not_be_split(tmp_path, classes_in):
     classes_in(tmp_path, "cat/1.png", "dog/1.png", "dog/2.png", "emu/1.png")
-    with pytest.raises(EtagError, match=r"classes with a single image \(cat, emu\) can not be split"):
+    with pytest.raises(EtagError, match=r"classes with a single image \(cat, emu\) cannot be split"):
         parts(tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_all_files_that_can_not_be_opened_are_told_at_once(tmp_path, picture):
     for name in ("x.png", "y.png"):
         (tmp_path / name).write_bytes(b"no image")
     bad = [str(tmp_path / name) for name in ("x.png", "y.png", "gone.png")]
-    with pytest.raises(EtagError, match=r"^3 image files can not be read: ") as caught:
+    with pytest.raises(EtagError, match=r"^3 image files cannot be read: ") as caught:
         common_size([*files, *bad])
     reasons = ("not an image", "not an image", "no longer there")
     expected = ", ".join(f"{file} ({reason})" for file, reason in zip(bad, reasons, strict=True))

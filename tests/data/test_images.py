@@ -32,11 +32,11 @@ def test_join_keeps_the_order():
     assert shown(IMAGES.join([])) == shown(IMAGES)
 
 
-def test_images_in_memory_can_be_relabelled_and_resized():
-    assert shown(IMAGES.relabelled(torch.arange(6))) == (list(range(6)), list(range(6)))
+def test_images_in_memory_can_be_relabeled_and_resized():
+    assert shown(IMAGES.relabeled(torch.arange(6))) == (list(range(6)), list(range(6)))
     assert IMAGES.resized(1) is IMAGES
     larger = IMAGES.resized(3)
-    assert torch.equal(larger.pixels, IMAGES.pixels.expand(6, 1, 3, 3))  # each is of one grey
+    assert torch.equal(larger.pixels, IMAGES.pixels.expand(6, 1, 3, 3))  # each is of one gray
     assert larger.labels is IMAGES.labels
 
 
@@ -57,7 +57,7 @@ def pictures(tmp_path_factory, picture):
 
 @pytest.fixture
 def images(pictures):
-    """images(workers) -> the ten files as a set, labelled 100, 101, ..."""
+    """images(workers) -> the ten files as a set, labeled 100, 101, ..."""
     return lambda workers=0: FileImages(np.array(pictures[0]), torch.arange(100, 110), side=8, workers=workers)
 
 
@@ -99,13 +99,13 @@ def test_more_files_than_one_portion_keep_their_order(images):
     assert torch.equal(many.in_memory().pixels, images().in_memory().pixels[rows])
 
 
-def test_files_can_be_selected_joined_relabelled_and_resized(images, pictures):
+def test_files_can_be_selected_joined_relabeled_and_resized(images, pictures):
     part = images().select(torch.tensor([7, 2]))
     assert (len(part), part.labels.tolist()) == (2, [107, 102])
     joined = part.join([images().select(torch.tensor([5])), part])
     assert joined.labels.tolist() == [107, 102, 105, 107, 102]
     assert torch.equal(joined.in_memory().pixels, pictures[1][[7, 2, 5, 7, 2]])
-    assert part.relabelled(torch.tensor([0, 1])).in_memory().labels.tolist() == [0, 1]
+    assert part.relabeled(torch.tensor([0, 1])).in_memory().labels.tolist() == [0, 1]
     larger = part.resized(16)
     assert larger.nbytes == larger.in_memory().pixels.nbytes == 2 * 3 * 16 * 16
     assert larger.in_memory().pixels.shape == (2, 3, 16, 16)
@@ -144,14 +144,14 @@ def test_a_file_that_can_not_be_read_stops_its_batch(with_bad_ones, workers):
     spoilt, bad = with_bad_ones(1, workers)
     with pytest.raises(EtagError) as caught:
         list(spoilt.batches([torch.tensor([0, 1]), torch.tensor([2, 10])]))
-    assert str(caught.value) == (f"1 image file can not be read: {bad[0]} (not an image); replace or remove it.")
+    assert str(caught.value) == (f"1 image file cannot be read: {bad[0]} (not an image); replace or remove it.")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_files_that_can_not_be_read_are_told_at_once(with_bad_ones, workers):
     spoilt, bad = with_bad_ones(70, workers)  # a portion with none to be read among them
     os.remove(bad[3])
-    with pytest.raises(EtagError, match=r"^70 image files can not be read: .*; replace or remove them.$") as caught:
+    with pytest.raises(EtagError, match=r"^70 image files cannot be read: .*; replace or remove them.$") as caught:
         spoilt.in_memory()
     told = str(caught.value)
     assert [file for file in bad if file not in told] == []

@@ -4,7 +4,7 @@ import torch
 
 from etag.core.random import Placement, Stream
 from etag.data.batches import ImageBatches
-from etag.data.images import FileImages, MemoryImages, MixedImages, together
+from etag.data.images import FileImages, MemoryImages, MixedImages, concat_images
 from etag.data.preprocess import Preprocess
 
 SIDE = 8
@@ -125,17 +125,21 @@ def test_a_part_of_a_joined_set_is_still_the_right_part(mixed):
 
 
 def test_two_sets_in_memory_stay_in_one_tensor(kept):
-    both = together(kept, kept.select(torch.tensor([0])))
+    both = concat_images(kept, kept.select(torch.tensor([0])))
     assert isinstance(both, MemoryImages)
     assert both.labels.tolist() == [*LABELS[5:], LABELS[5]]
     assert torch.equal(both.pixels, torch.cat([kept.pixels, kept.pixels[:1]]))
 
 
 def test_any_two_sets_can_be_together(files, kept, pictures):
-    sets = {"files": (files, range(5)), "kept": (kept, range(5, 10)), "mixed": (together(files, kept), range(10))}
+    sets = {
+        "files": (files, range(5)),
+        "kept": (kept, range(5, 10)),
+        "mixed": (concat_images(files, kept), range(10)),
+    }
     for first, first_rows in sets.values():
         for second, second_rows in sets.values():
-            both, expected = together(first, second), [*first_rows, *second_rows]
+            both, expected = concat_images(first, second), [*first_rows, *second_rows]
             assert both.labels.tolist() == [LABELS[row] for row in expected]
             backwards = list(reversed(range(len(expected))))
             assert torch.equal(shown(both, backwards)[0], pictures[1][expected[::-1]])

@@ -47,7 +47,7 @@ def test_the_middle_offset_gives_the_image_back_and_mirrors_it_where_asked():
     assert torch.equal(made[1], images[1].flip(-1))
 
 
-def test_normalise_maps_bytes_to_zero_mean_and_unit_variance():
+def test_normalize_maps_bytes_to_zero_mean_and_unit_variance():
     images = noise(4, 3, 5)
     preprocess = Preprocess((0.5, 0.4, 0.3), (0.2, 0.25, 0.3), size=5, flip=True)
     made = preprocess.test(images)
@@ -137,7 +137,7 @@ WHOLE = [1.0, 0.5, 0.5, 0.5]  # all of the area, as wide as high
 
 
 def sampled(image, size, box, mirror):
-    """One image: the window that `box` describes, scaled; each pixel from its four neighbours."""
+    """One image: the window that `box` describes, scaled; each pixel from its four neighbors."""
     channels, side, _ = image.shape
     area, ratio = 0.08 + 0.92 * box[0], 3 / 4 * (16 / 9) ** box[1]
     width, height = min((area * ratio) ** 0.5, 1) * side, min((area / ratio) ** 0.5, 1) * side
@@ -207,5 +207,5 @@ def test_training_on_resized_crops_draws_them():
     assert torch.equal(made, preprocess.train(images, draws, 64))
     assert made.is_contiguous(memory_format=torch.channels_last)
     assert 0 < int(mirror.sum()) < 64
-    centre = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=12, flip=True)
-    assert torch.equal(preprocess.test(images), centre.test(images))  # in training only
+    center = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=12, flip=True)
+    assert torch.equal(preprocess.test(images), center.test(images))  # in training only

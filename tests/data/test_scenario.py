@@ -140,7 +140,7 @@ def test_a_bad_order_file_is_refused(tmp_path, text, said):
 def test_an_order_file_that_can_not_be_read_is_named(tmp_path, content):
     if content is not None:
         (tmp_path / "order").write_bytes(content)
-    with pytest.raises(EtagError, match=r"class order '.*order' can not be read"):
+    with pytest.raises(EtagError, match=r"class order '.*order' cannot be read"):
         class_order(ANIMALS, DataOptions(order=str(tmp_path / "order")), seed=0)
 
 

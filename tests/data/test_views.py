@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from etag.data.views import IDENTITY, ROTATIONS, VIEWS
+from etag.data.views import IDENTITY, ROTATIONS, VIEW_TRANSFORMS
 
 IMAGES = torch.arange(3 * 2 * 4 * 4, dtype=torch.float32).view(3, 2, 4, 4)
 LABELS = torch.tensor([5, 0, 2])
@@ -52,8 +52,8 @@ def test_there_are_as_many_rows_as_labels(views):
 
 # -- some of them ----------------------------------------------------------------------------------
 
-KINDS = [(name, number) for name, views in VIEWS.items() for number in range(1, views.count + 1)]
-COLOURED = torch.randn(7, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+KINDS = [(name, number) for name, views in VIEW_TRANSFORMS.items() for number in range(1, views.count + 1)]
+COLORED = torch.randn(7, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.tensor([4, 0, 2, 2, 1, 0, 3])
 
 
@@ -64,7 +64,7 @@ def order(rows, seed=0):
 @pytest.mark.parametrize("rows", [1, 4, 7, 24, 50])
 @pytest.mark.parametrize(("name", "number"), KINDS)
 def test_the_views_of_a_row_are_distinct_and_all_are_chosen_equally_often(name, number, rows):
-    views = VIEWS[name]
+    views = VIEW_TRANSFORMS[name]
     chosen = views.choose(order(rows), number)
     assert chosen.shape == (rows, number)
     assert all(len(set(row)) == number for row in chosen.tolist())
@@ -86,15 +86,15 @@ def test_which_views_a_row_has_depends_on_its_place_only():
 
 @pytest.mark.parametrize(("name", "number"), KINDS)
 def test_the_rows_looked_at_are_the_chosen_views_and_no_others_are_made(name, number):
-    views = VIEWS[name]
+    views = VIEW_TRANSFORMS[name]
     chosen = views.choose(order(7), number)
-    shown = views.some(COLOURED, CLASSES, chosen)
+    shown = views.some(COLORED, CLASSES, chosen)
     assert shown.images == 7
-    assert torch.equal(shown.rows[:7], COLOURED)
+    assert torch.equal(shown.rows[:7], COLORED)
     assert len(shown.picked) == len(shown.labels) == 7 * number
     for place, (row, label) in enumerate(zip(shown.picked, shown.labels, strict=True)):
         k, r = place // number, int(chosen[place // number, place % number])
-        assert torch.equal(shown.rows[row], views.transforms[r](COLOURED[k : k + 1])[0])
+        assert torch.equal(shown.rows[row], views.transforms[r](COLORED[k : k + 1])[0])
         assert label == views.count * CLASSES[k] + r
     assert len(shown.rows) == 7 + (chosen > 0).sum()
 
@@ -108,11 +108,11 @@ def test_any_views_can_be_chosen_in_any_order(chosen):
     assert shown.labels.tolist() == [4 * [5, 0, 2][k] + r for k, r in pairs]
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", VIEW_TRANSFORMS)
 def test_all_views_chosen_are_all_views(name):
-    views = VIEWS[name]
-    every = views.of(COLOURED, CLASSES)
-    some = views.some(COLOURED, CLASSES, views.choose(order(7), views.count))
+    views = VIEW_TRANSFORMS[name]
+    every = views.of(COLORED, CLASSES)
+    some = views.some(COLORED, CLASSES, views.choose(order(7), views.count))
     assert torch.equal(some.rows, every.rows)
     assert sorted(some.picked.tolist()) == list(range(7 * views.count))
     assert torch.equal(some.labels, every.labels[some.picked])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from etag.core.errors import EtagError
-from etag.data.views import COLOURS, IDENTITY, JIGSAW, ROTATIONS, VIEWS
+from etag.data.views import COLORS, IDENTITY, JIGSAW, ROTATIONS, VIEW_TRANSFORMS
 
 
 def rows_of(views, images):
@@ -49,26 +49,26 @@ def test_an_odd_side_can_not_be_halved(size, fit):
     JIGSAW.check(1, fit)
 
 
-# -- colours ---------------------------------------------------------------------------------------
+# -- colors ---------------------------------------------------------------------------------------
 
 
-def test_colours_are_all_six_orders_of_three_channels_the_image_first():
+def test_colors_are_all_six_orders_of_three_channels_the_image_first():
     image = torch.tensor([10, 20, 30]).view(1, 3, 1, 1).expand(1, 3, 2, 2)
-    found = rows_of(COLOURS, image)[:, :, 1, 1].tolist()
+    found = rows_of(COLORS, image)[:, :, 1, 1].tolist()
     assert found[0] == [10, 20, 30]
     assert sorted(map(tuple, found)) == sorted(permutations([10, 20, 30]))
 
 
 @pytest.mark.parametrize("channels", [1, 4])
-def test_other_images_than_those_of_three_channels_have_no_colours(channels):
+def test_other_images_than_those_of_three_channels_have_no_colors(channels):
     with pytest.raises(EtagError, match=rf"needs images of 3 channels, these have {channels}: .*embedding\.views"):
-        COLOURS.check(channels, 8)
-    COLOURS.check(3, 7)
+        COLORS.check(channels, 8)
+    COLORS.check(3, 7)
 
 
 def test_a_method_refuses_views_that_its_images_do_not_have(lab):
-    with pytest.raises(EtagError, match="'colour' needs images of 3 channels, these have 1"):
-        lab("etag", {"embedding": {"views": "colour"}})
+    with pytest.raises(EtagError, match="'color' needs images of 3 channels, these have 1"):
+        lab("etag", {"embedding": {"views": "color"}})
     assert lab("etag", {"embedding": {"views": "jigsaw"}}).method.views is JIGSAW
 
 
@@ -77,9 +77,9 @@ def test_a_method_refuses_views_that_its_images_do_not_have(lab):
 IMAGES = torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("name", "count"), [("none", 1), ("rotation", 4), ("jigsaw", 4), ("colour", 6)])
+@pytest.mark.parametrize(("name", "count"), [("none", 1), ("rotation", 4), ("jigsaw", 4), ("color", 6)])
 def test_view_r_of_image_k_is_row_3r_plus_k(name, count):
-    views = VIEWS[name]
+    views = VIEW_TRANSFORMS[name]
     rows = rows_of(views, IMAGES)
     assert views.count == count
     assert rows.shape == (3 * count, 3, 4, 4)
@@ -90,9 +90,9 @@ def test_view_r_of_image_k_is_row_3r_plus_k(name, count):
     assert rows.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", VIEW_TRANSFORMS)
 def test_the_label_of_view_r_is_count_times_y_plus_r(name):
-    views, k = VIEWS[name], VIEWS[name].count
+    views, k = VIEW_TRANSFORMS[name], VIEW_TRANSFORMS[name].count
     expected = [k * y + r for r in range(k) for y in (5, 0, 2)]
     assert views.of(IMAGES, torch.tensor([5, 0, 2])).labels.tolist() == expected
 

@@ -82,13 +82,13 @@ def test_a_runtime_compiles_nothing_by_default():
 # -- in earnest ------------------------------------------------------------------------------------
 
 
-def test_three_tasks_are_learnt_as_without_it_and_the_third_compiles_nothing(lab, disturb, monkeypatch):
+def test_three_tasks_are_learned_as_without_it_and_the_third_compiles_nothing(lab, disturb, monkeypatch):
     """On two stages of one block each: every stage in every mode takes the compiler seconds."""
     assert "resnet18" in BACKBONES
     small = {"stages": 2, "blocks": 1, "imagenet": False}
     monkeypatch.setitem(BACKBONES._items, "resnet18", lambda options, channels, _: ResNet(channels, 4, **small))
     torch._dynamo.reset()
-    eager, made = (lab("etag", optimiser="sgd", lr=0.01) for _ in range(2))
+    eager, made = (lab("etag", optimizer="sgd", lr=0.01) for _ in range(2))
     made.engine = Engine(with_options(compile=True))
     graphs = [counters["stats"]["unique_graphs"]]
     for index in range(3):

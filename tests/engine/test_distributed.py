@@ -28,10 +28,10 @@ SETTINGS = {
     "train.batch_size": 16,
     "train.steps": 3,
     "train.schedule": "constant",
-    "train.optimiser": "sgd",  # Adam blows rounding errors of tiny gradients up to the size of a step
+    "train.optimizer": "sgd",  # Adam blows rounding errors of tiny gradients up to the size of a step
     "train.lr": 1e-2,
 }
-GENERATOR = {"train": {"optimiser": "sgd", "lr": 1e-3, "steps": 6}, "feature_passes": 2}
+GENERATOR = {"train": {"optimizer": "sgd", "lr": 1e-3, "steps": 6}, "feature_passes": 2}
 EXEMPLARS = {"method.exemplars.per_class": 6}
 # one of each kind of phase, sweep, head and memory
 METHODS = {
@@ -45,19 +45,19 @@ METHODS = {
     "ewc": {"train.lr": 1e-4},
     "lwm": {"method.stage": 2},
     "elucir": EXEMPLARS | {"method.ranking_weight": 0},  # a mean over the old images of a process's own share
-    "podnet": EXEMPLARS | {"method.balanced.optimiser": "sgd", "method.balanced.steps": 3},
+    "podnet": EXEMPLARS | {"method.balanced.optimizer": "sgd", "method.balanced.steps": 3},
     "il2m": EXEMPLARS,
-    "gc": {"method.feature_passes": 2, "method.generator.train": {"optimiser": "sgd", "steps": 6, "batch_size": 8}},
+    "gc": {"method.feature_passes": 2, "method.generator.train": {"optimizer": "sgd", "steps": 6, "batch_size": 8}},
     "bir": {
         "method.feature_passes": 2,
-        "method.generator": {"hidden": 32, "train": {"optimiser": "sgd", "steps": 6, "batch_size": 8}},
+        "method.generator": {"hidden": 32, "train": {"optimizer": "sgd", "steps": 6, "batch_size": 8}},
     },
     "abd": {
         "method.generator": {
             "latent": 8,
             "statistics": 0,  # each process knows its own share's only
             "balance": 0,
-            "train": {"optimiser": "sgd", "steps": 3, "batch_size": 8},
+            "train": {"optimizer": "sgd", "steps": 3, "batch_size": 8},
         }
     },
     "pass": {"method.l2_reduction": "mean_norm"},
@@ -67,8 +67,8 @@ METHODS = {
 class FrozenStatistics(Engine):
     """BatchNorm statistics are the one thing that depends on how a batch is shared out."""
 
-    def train(self, phase, journal=None):
-        super().train(replace(phase, batch_norm="frozen"), journal)
+    def train(self, phase, checkpointer=None):
+        super().train(replace(phase, batch_norm="frozen"), checkpointer)
 
 
 def learn(runtime: Runtime, folder: Path) -> None:
@@ -96,13 +96,13 @@ def options():
 
 
 def test_two_processes_with_half_the_batch_equal_one(options, tmp_path):
-    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone, concat_images = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
-    together.mkdir()
+    concat_images.mkdir()
     launch(RuntimeOptions(accelerator="cpu"), learn, alone)
-    launch(options, learn, together, strategy="ddp_spawn")
+    launch(options, learn, concat_images, strategy="ddp_spawn")
     for name in METHODS:
-        one, two = (np.load(folder / f"{name}.npz") for folder in (alone, together))
+        one, two = (np.load(folder / f"{name}.npz") for folder in (alone, concat_images))
         assert one.keys() == two.keys()
         for key, value in one.items():
             np.testing.assert_allclose(value, two[key], rtol=1e-4, atol=1e-6, err_msg=f"{name}: {key}")

@@ -11,7 +11,7 @@ from torch import nn
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions, TrainOptions
 from etag.core.random import Draws, Stream
-from etag.core.work import Batch, Moments, Phase, Player, Sweep
+from etag.core.work import Batch, DataPass, OptimizerState, ParameterGroup, Phase
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 
@@ -49,13 +49,13 @@ class Ear:
 
     def begin_task(self, index): ...
 
-    def started(self, name, steps, epochs):
+    def on_phase_begin(self, name, steps, epochs):
         self.heard.append(("started", name, steps, epochs))
 
-    def stepped(self, step, epoch, lr, terms, rows):
+    def on_step(self, step, epoch, lr, terms, rows):
         self.heard.append(("stepped", step, epoch, lr, dict(terms), rows))
 
-    def finished(self, name, seconds):
+    def on_phase_end(self, name, seconds):
         self.heard.append(("finished", name))
 
 
@@ -65,20 +65,20 @@ def fit():
     return Fit()
 
 
-def engine(*listeners):
-    return Engine(Runtime(Fabric(accelerator="cpu", devices=1)), listeners)
+def engine(*callbacks):
+    return Engine(Runtime(Fabric(accelerator="cpu", devices=1)), callbacks)
 
 
-def phase(module, parameters=None, players=None, batch_norm="train", watched=None, **training):
-    players = players or (Player(list(parameters or module.body.parameters())),)
-    return Phase("fit", module, Points(), players, TrainOptions(**training), batch_norm, validation=watched)
+def phase(module, parameters=None, groups=None, batch_norm="train", watched=None, **training):
+    groups = groups or (ParameterGroup(list(parameters or module.body.parameters())),)
+    return Phase("fit", module, Points(), groups, TrainOptions(**training), batch_norm, validation=watched)
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("clip", [{}, {"clip_norm": 0.1}, {"clip_value": 0.01}])
-def test_training_equals_a_loop_written_by_hand(fit, optimiser, clip):
+def test_training_equals_a_loop_written_by_hand(fit, optimizer, clip):
     mine, batches = copy.deepcopy(fit), Points()
-    make = {"adam": torch.optim.Adam, "sgd": lambda *a, **k: torch.optim.SGD(*a, momentum=0.9, **k)}[optimiser]
+    make = {"adam": torch.optim.Adam, "sgd": lambda *a, **k: torch.optim.SGD(*a, momentum=0.9, **k)}[optimizer]
     # fused too: the bias before BatchNorm has rounding for a gradient, of which Adam makes steps
     by_hand = make(mine.body.parameters(), lr=1e-2, weight_decay=1e-3, fused=True)
     for epoch in range(4):
@@ -92,7 +92,7 @@ def test_training_equals_a_loop_written_by_hand(fit, optimiser, clip):
             if "clip_value" in clip:
                 nn.utils.clip_grad_value_(mine.body.parameters(), 0.01)
             by_hand.step()
-    options = {"lr": 1e-2, "weight_decay": 1e-3, "optimiser": optimiser, "decay_every": 2, "decay": 0.5}
+    options = {"lr": 1e-2, "weight_decay": 1e-3, "optimizer": optimizer, "decay_every": 2, "decay": 0.5}
     engine().train(phase(fit, epochs=4, **options, **clip))
     for (name, ours), theirs in zip(fit.body.state_dict().items(), mine.body.state_dict().values(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7), name
@@ -157,18 +157,20 @@ class Duel(nn.Module):
         self.left, self.right = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
         self.turns = []
 
-    def forward(self, batch, player):
-        self.turns.append(player)
-        return {"pull": (self.left - 1).square().sum() if player == "left" else (self.right + 1).square().sum()}
+    def forward(self, batch, group):
+        self.turns.append(group)
+        return {"pull": (self.left - 1).square().sum() if group == "left" else (self.right + 1).square().sum()}
 
 
 def test_players_take_turns_and_step_only_their_own_parameters():
     duel, ear = Duel(), Ear()
-    players = (
-        Player([duel.left], name="left"),
-        Player([duel.right], name="right", every=2, training=TrainOptions(lr=0.5, optimiser="sgd", momentum=0)),
+    groups = (
+        ParameterGroup([duel.left], name="left"),
+        ParameterGroup(
+            [duel.right], name="right", every=2, training=TrainOptions(lr=0.5, optimizer="sgd", momentum=0)
+        ),
     )
-    engine(ear).train(phase(duel, players=players, epochs=1, lr=0.1, weight_decay=0))
+    engine(ear).train(phase(duel, groups=groups, epochs=1, lr=0.1, weight_decay=0))
     assert duel.turns == ["left", "right", "left", "left", "right"]
     assert duel.left.item() > 0 > duel.right.item()
     assert set(ear.heard[1][4]) == {"left.pull", "right.pull"}
@@ -203,7 +205,7 @@ def test_plateau_without_validation_watches_the_training_loss(fit):
     calls = []
     fit.register_forward_hook(lambda *_: calls.append(1))
     engine().train(phase(fit, schedule="plateau", patience=1, lr=10.0, min_lr=1.0, decay=0.05, epochs=100))
-    assert 3 < len(calls) < 300, "a rate of ten can not go on improving"
+    assert 3 < len(calls) < 300, "a rate of ten cannot go on improving"
 
 
 class Visit(nn.Module):
@@ -221,14 +223,14 @@ class Visit(nn.Module):
 
 def test_a_concat_sweep_keeps_rows_in_the_order_of_the_data():
     points = Points()
-    found = engine().sweep(Sweep("look", Visit(), points, epochs=2))
+    found = engine().data_pass(DataPass("look", Visit(), points, epochs=2))
     assert torch.equal(found["labels"], points.labels.flatten().repeat(2))
     assert torch.allclose(found["said"], points.inputs.sum(2).flatten().repeat(2))
 
 
 def test_a_sum_sweep_adds_every_name_up_and_may_use_gradients():
     points = Points()
-    found = engine().sweep(Sweep("look", Visit(), points, reduce="sum", gradients=True))
+    found = engine().data_pass(DataPass("look", Visit(), points, reduce="sum", gradients=True))
     assert found["rows"].item() == 12
     assert torch.allclose(found["gradient"], points.inputs.sum((0, 1)))
 
@@ -237,8 +239,8 @@ def test_execute_sends_each_sweeps_result_back_and_runs_phases_in_order(fit):
     heard = []
 
     def plan():
-        swept = yield Sweep("look", Visit(), Points())
-        heard.append(len(swept["said"]))
+        found = yield DataPass("look", Visit(), Points())
+        heard.append(len(found["said"]))
         result = yield phase(fit, epochs=1)
         heard.append(result)
 
@@ -255,22 +257,22 @@ def test_a_device_that_is_not_there_is_refused_in_words():
         launch(RuntimeOptions(accelerator="cuda"), Runtime)
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_an_optimiser_can_go_on_where_another_phase_ended(fit, optimiser):
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_an_optimizer_can_go_on_where_another_phase_ended(fit, optimizer):
     """Two phases that share their moments are one phase of both lengths."""
-    training = TrainOptions(steps=4, lr=1e-2, schedule="constant", optimiser=optimiser)
-    other, at_once, moments = copy.deepcopy(fit), copy.deepcopy(fit), Moments()
+    training = TrainOptions(steps=4, lr=1e-2, schedule="constant", optimizer=optimizer)
+    other, at_once, optimizer_state = copy.deepcopy(fit), copy.deepcopy(fit), OptimizerState()
     longer = training.model_copy(update={"steps": 7})
 
-    def phase(module, options, **player):
-        return Phase("fit", module, Points(7), (Player(list(module.body.parameters()), **player),), options)
+    def phase(module, options, **group):
+        return Phase("fit", module, Points(7), (ParameterGroup(list(module.body.parameters()), **group),), options)
 
     engine().train(phase(at_once, longer))
     points, shorter = Points(7), training.model_copy(update={"steps": 3})
-    engine().train(phase(fit, training, moments=moments))
-    kept = Moments()
-    kept.load_state_dict(moments.state_dict())  # as from a file
-    rest = phase(fit, shorter, moments=kept)
+    engine().train(phase(fit, training, optimizer_state=optimizer_state))
+    kept = OptimizerState()
+    kept.load_state_dict(optimizer_state.state_dict())  # as from a file
+    rest = phase(fit, shorter, optimizer_state=kept)
     rest.batches.inputs, rest.batches.labels = points.inputs[4:], points.labels[4:]
     engine().train(rest)
     assert all(torch.equal(value, at_once.state_dict()[name]) for name, value in fit.state_dict().items())
@@ -281,13 +283,27 @@ def test_an_optimiser_can_go_on_where_another_phase_ended(fit, optimiser):
     assert not torch.equal(other.body[0].weight, at_once.body[0].weight), "without them it begins anew"
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_a_parameter_that_is_new_begins_anew_beside_those_that_go_on(fit, optimiser):
-    training = TrainOptions(steps=2, lr=1e-2, schedule="constant", optimiser=optimiser)
-    first, moments = copy.deepcopy(fit), Moments()
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_parameter_that_is_new_begins_anew_beside_those_that_go_on(fit, optimizer):
+    training = TrainOptions(steps=2, lr=1e-2, schedule="constant", optimizer=optimizer)
+    first, optimizer_state = copy.deepcopy(fit), OptimizerState()
     engine().train(
-        Phase("fit", first, Points(), (Player(list(first.body[0].parameters()), moments=moments),), training)
+        Phase(
+            "fit",
+            first,
+            Points(),
+            (ParameterGroup(list(first.body[0].parameters()), optimizer_state=optimizer_state),),
+            training,
+        )
     )
-    assert len(moments.state_dict()) == 2 * (3 if optimiser == "adam" else 1)
-    engine().train(Phase("fit", first, Points(), (Player(list(first.body.parameters()), moments=moments),), training))
-    assert len(moments.state_dict()) == 6 * (3 if optimiser == "adam" else 1)
+    assert len(optimizer_state.state_dict()) == 2 * (3 if optimizer == "adam" else 1)
+    engine().train(
+        Phase(
+            "fit",
+            first,
+            Points(),
+            (ParameterGroup(list(first.body.parameters()), optimizer_state=optimizer_state),),
+            training,
+        )
+    )
+    assert len(optimizer_state.state_dict()) == 6 * (3 if optimizer == "adam" else 1)

@@ -4,7 +4,7 @@ import torch
 from etag.core.outputs import Need
 from etag.core.random import Placement
 from etag.core.scenario import Task
-from etag.evaluation.evaluate import answers_sweep, features_sweep, judge
+from etag.evaluation.evaluate import features_pass, judge, predictions_pass
 
 
 def two_tasks(*images):
@@ -46,28 +46,30 @@ def test_tasks_that_show_the_same_classes_are_judged_apart():
 
 
 @pytest.fixture
-def learnt(lab):
-    """Two tasks of three learnt by a solver whose head knows all classes."""
+def learned(lab):
+    """Two tasks of three learned by a solver whose head knows all classes."""
     laboratory = lab("fine", {"head": "fixed", "argmax": "all"}, lr=0.01, epochs=3)
     laboratory.learn(0, 1)
     return laboratory
 
 
 @pytest.mark.parametrize("argmax", ["seen", "all"])
-def test_the_sweep_answers_as_the_solver_does_image_by_image(learnt, argmax, disturb):
-    method, tasks = learnt.method, learnt.scenario.tasks[:2]
+def test_the_sweep_answers_as_the_solver_does_image_by_image(learned, argmax, disturb):
+    method, tasks = learned.method, learned.scenario.tasks[:2]
     method.options = method.options.model_copy(update={"argmax": argmax})
     (block,) = disturb(method.solver.head, scale=1.0).blocks
     images = tasks[0].test.join([tasks[1].test])
-    features = learnt.engine.sweep(features_sweep(images, method.solver, learnt.preprocess, Placement()))["features"]
+    features = learned.engine.run_pass(features_pass(images, method.solver, learned.preprocess, Placement()))[
+        "features"
+    ]
     block.bias.data = -block.weight.data @ features.mean(0)  # so that answers are many and various
-    sweep = answers_sweep(tasks, method.solver, method.predictor(), learnt.preprocess, Placement())
-    found = learnt.engine.sweep(sweep)
+    data_pass = predictions_pass(tasks, method.solver, method.predictor(), learned.preprocess, Placement())
+    found = learned.engine.run_pass(data_pass)
 
     expected, competing = [], 5 if argmax == "seen" else 7
     for task in tasks:
         for pixels, label in zip(task.test.pixels, task.test.labels.tolist(), strict=True):
-            inputs = learnt.preprocess.test(pixels[None])
+            inputs = learned.preprocess.test(pixels[None])
             logits = method.solver.eval()(inputs, Need.LOGITS).logits[0].tolist()
             answer = max(range(competing), key=logits.__getitem__)
             expected.append((label, answer, max(range(task.old, task.seen), key=logits.__getitem__)))
@@ -85,38 +87,38 @@ def test_the_sweep_answers_as_the_solver_does_image_by_image(learnt, argmax, dis
             assert count == sum(label == true and a == answer for label, a, _ in expected)
 
 
-def test_scores_may_be_negative(learnt):
+def test_scores_may_be_negative(learned):
     class Logits:
         need = Need.LOGITS
 
         def __call__(self, outputs):
             return outputs.logits[:, :5] - 1000
 
-    tasks, method = learnt.scenario.tasks[:2], learnt.method
+    tasks, method = learned.scenario.tasks[:2], learned.method
     method.options = method.options.model_copy(update={"argmax": "seen"})
     found = [
-        learnt.engine.sweep(answers_sweep(tasks, method.solver, predictor, learnt.preprocess, Placement()))
+        learned.engine.run_pass(predictions_pass(tasks, method.solver, predictor, learned.preprocess, Placement()))
         for predictor in (method.predictor(), Logits())
     ]
     assert all(torch.equal(found[0][name], found[1][name]) for name in ("answer", "within"))
 
 
-def test_features_are_those_of_the_images_in_order(learnt):
-    images = learnt.scenario.tasks[0].test
-    found = learnt.engine.sweep(features_sweep(images, learnt.method.solver, learnt.preprocess, Placement()))
+def test_features_are_those_of_the_images_in_order(learned):
+    images = learned.scenario.tasks[0].test
+    found = learned.engine.run_pass(features_pass(images, learned.method.solver, learned.preprocess, Placement()))
     assert torch.equal(found["labels"], images.labels)
-    alone = [learnt.preprocess.test(pixels[None]) for pixels in images.pixels]
-    expected = torch.cat([learnt.method.solver(inputs, Need.FEATURE).feature for inputs in alone])
+    alone = [learned.preprocess.test(pixels[None]) for pixels in images.pixels]
+    expected = torch.cat([learned.method.solver(inputs, Need.FEATURE).feature for inputs in alone])
     torch.testing.assert_close(found["features"], expected)
     assert not found["features"].requires_grad
 
 
-def test_evaluation_changes_nothing(learnt, snapshot):
-    solver = learnt.method.solver
+def test_evaluation_changes_nothing(learned, snapshot):
+    solver = learned.method.solver
     before = snapshot(solver)
-    sweep = answers_sweep(
-        learnt.scenario.tasks[:1], solver, learnt.method.predictor(), learnt.preprocess, Placement()
+    data_pass = predictions_pass(
+        learned.scenario.tasks[:1], solver, learned.method.predictor(), learned.preprocess, Placement()
     )
-    first, again = learnt.engine.sweep(sweep), learnt.engine.sweep(sweep)
+    first, again = learned.engine.run_pass(data_pass), learned.engine.run_pass(data_pass)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert all(torch.equal(value, before[name]) for name, value in solver.state_dict().items())

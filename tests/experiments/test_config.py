@@ -9,7 +9,7 @@ from etag.methods.etag import EtagOptions
 def test_the_defaults_are_the_papers():
     config = RunConfig(method={"name": "etag"})
     train, generator = config.train, config.method.generator.train
-    assert (train.optimiser, train.lr, train.schedule, train.decay, train.decay_every) == (
+    assert (train.optimizer, train.lr, train.schedule, train.decay, train.decay_every) == (
         "adam",
         1e-3,
         "step",
@@ -107,21 +107,21 @@ def test_every_recipe_of_the_package_resolves_and_has_a_summary():
     [
         (["train.epocs=5"], r"unknown option 'train.epocs': did you mean 'epochs'\? Allowed are .*batch_size"),
         (["trian.epochs=5"], r"unknown option 'trian': did you mean 'train'\?"),
-        (["train.epochs=many"], r"option 'train.epochs' can not be 'many': .*integer"),
-        (["train.epochs=0"], r"option 'train.epochs' can not be 0: .*greater than 0"),
+        (["train.epochs=many"], r"option 'train.epochs' cannot be 'many': .*integer"),
+        (["train.epochs=0"], r"option 'train.epochs' cannot be 0: .*greater than 0"),
         (["method.name=etagg"], r"unknown method 'etagg': did you mean 'etag'\?"),
         (["method.generator.latnet=3"], r"unknown option 'method.generator.latnet': did you mean 'latent'\?"),
         (
             ["method.embedding.aux_new=some"],
-            r"option 'method.embedding.aux_new' can not be 'some': .*'ce' or 'fixed'",
+            r"option 'method.embedding.aux_new' cannot be 'some': .*'ce' or 'fixed'",
         ),
         (["data.name=cifar10"], r"unknown data source 'cifar10': did you mean 'cifar100'\?"),
         (["model.backbone=resnet81"], r"unknown backbone 'resnet81': did you mean 'resnet18'\?"),
-        (["train.base={lr: 0}"], r"option 'train.*' can not be"),
+        (["train.base={lr: 0}"], r"option 'train.*' cannot be"),
         (["train.epochs"], r"--set takes KEY=VALUE"),
-        (["train=3"], r"option 'train' can not be 3"),
+        (["train=3"], r"option 'train' cannot be 3"),
         (["train.lr=1e-3", "train.lr.deep=1"], r"'lr' already has a plain value"),
-        (["seed=-1"], r"option 'seed' can not be -1"),
+        (["seed=-1"], r"option 'seed' cannot be -1"),
         (["train.epochs=[1"], r"--set train.epochs.* is not valid YAML"),
     ],
 )

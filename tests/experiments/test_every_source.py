@@ -1,4 +1,4 @@
-"""Every data source is learnt from end to end, with real bytes."""
+"""Every data source is learned from end to end, with real bytes."""
 
 import io
 import pickle
@@ -24,7 +24,7 @@ QUICK = {
 }
 
 
-def learnt(out, **given):
+def learned(out, **given):
     """A whole quick run; every test image of every class was judged."""
     metrics = run(resolve(given=QUICK | given), out)
     classes = sum(metrics["classes_per_task"])
@@ -34,16 +34,16 @@ def learnt(out, **given):
 
 
 def test_digits(tmp_path):
-    learnt(tmp_path / "run", data="digits", split="b4-3x2")
+    learned(tmp_path / "run", data="digits", split="b4-3x2")
 
 
 def test_mnist(shared_data, tmp_path):
-    learnt(tmp_path / "run", data="mnist", split="b4-3x2", **{"data.path": str(shared_data / "mnist")})
+    learned(tmp_path / "run", data="mnist", split="b4-3x2", **{"data.path": str(shared_data / "mnist")})
 
 
 def test_cifar100_from_parquet(shared_data, tmp_path):
     path = {"data.path": str(shared_data / "cifar100"), "data.size": 16}
-    learnt(tmp_path / "run", data="cifar100", split="b4-3x2", **path)
+    learned(tmp_path / "run", data="cifar100", split="b4-3x2", **path)
 
 
 def official_archive(folder, source):
@@ -69,21 +69,21 @@ def official_archive(folder, source):
 def test_cifar100_from_the_official_archive_is_the_same(shared_data, tmp_path):
     official_archive(tmp_path, shared_data / "cifar100")
     given = {"data": "cifar100", "split": "b4-3x2", "data.size": 16}
-    official = learnt(tmp_path / "official", **given, **{"data.path": str(tmp_path)})
-    parquet_run = learnt(tmp_path / "parquet", **given, **{"data.path": str(shared_data / "cifar100")})
+    official = learned(tmp_path / "official", **given, **{"data.path": str(tmp_path)})
+    parquet_run = learned(tmp_path / "parquet", **given, **{"data.path": str(shared_data / "cifar100")})
     assert official["confusion"] == parquet_run["confusion"]
 
 
 def test_imagenet_sub_at_224_pixels(shared_data, tmp_path):
     given = {"data.path": str(shared_data / "imagenet-mini"), "data.classes": 10, "model.width": 16}
-    metrics = learnt(tmp_path / "run", data="imagenet-sub", split="b4-3x2", **given)
+    metrics = learned(tmp_path / "run", data="imagenet-sub", split="b4-3x2", **given)
     assert all(name.startswith("n") for name in metrics["class_names"])
 
 
 @pytest.mark.parametrize("memory", [2048, 0], ids=["in memory", "decoded ahead"])
 def test_a_folder_of_ones_own(shared_data, tmp_path, memory):
     given = {"data.size": 32, "data.memory": memory, "data.workers": 2}
-    learnt(tmp_path / "run", data=str(shared_data / "imagenet-mini"), split="b4-3x2", **given)
+    learned(tmp_path / "run", data=str(shared_data / "imagenet-mini"), split="b4-3x2", **given)
 
 
 def test_tiny_imagenet(tmp_path):
@@ -104,4 +104,4 @@ def test_tiny_imagenet(tmp_path):
             picture(tmp_path / "val" / "images" / file)
             lines.append(f"{file}\t{name}\t0\t0\t62\t62")
     (tmp_path / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
-    learnt(tmp_path / "run", data="tiny-imagenet", split="b2-1x2", **{"data.path": str(tmp_path)})
+    learned(tmp_path / "run", data="tiny-imagenet", split="b2-1x2", **{"data.path": str(tmp_path)})

@@ -104,7 +104,7 @@ def test_a_disk_that_fills_up_loses_nothing(small_disk, left):
     gone_on = start(small_disk, *words)
     said, errors = gone_on.communicate(timeout=300)
     assert gone_on.returncode == 0, errors
-    assert "learnt already" in said
+    assert "learned already" in said
     assert "is damaged" not in said
 
 
@@ -114,14 +114,14 @@ FULL = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from etag.cli import main
-from etag.experiments import journal
-write, count = journal.write_atomically, [0]
+from etag.experiments import checkpointer
+write, count = checkpointer.write_atomically, [0]
 def limited(path, content):
     count[0] += 1
     if count[0] == 9:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     write(path, content)
-journal.write_atomically = limited
+checkpointer.write_atomically = limited
 sys.argv = ["etag", *sys.argv[1:]]
 main()
 """
@@ -173,7 +173,7 @@ def test_too_little_memory_is_told_with_the_batch_size_to_try(lab, monkeypatch):
 
 def test_a_loss_that_is_no_number_is_told_with_the_last_good_checkpoint(small, tmp_path):
     config = small(
-        "fine", **{"train.lr": 1e30, "train.schedule": "constant", "train.optimiser": "sgd", "train.epochs": 9}
+        "fine", **{"train.lr": 1e30, "train.schedule": "constant", "train.optimizer": "sgd", "train.epochs": 9}
     )
     with pytest.raises(
         EtagError, match=r"'ce' became .* at step .* of phase 'solver'.*checkpoint is of task 2, its beg"
@@ -190,7 +190,7 @@ def test_weights_that_are_no_numbers_are_not_saved(small, tmp_path, monkeypatch)
         terms = step(self, turn, number, batch)
         if number == 5:
             with torch.no_grad():
-                turn.player.parameters[0].fill_(torch.nan)
+                turn.group.parameters[0].fill_(torch.nan)
         return terms
 
     monkeypatch.setattr(training.Training, "_step", spoil)

@@ -30,7 +30,7 @@ def test_the_papers_protocol_has_the_papers_numbers(data, split):
 def test_the_release_has_every_row_switched(data, split):
     config = resolve(f"code/{data}-{split}")
     method, generator = config.method, config.method.generator
-    assert (method.ratio, method.ce_normalise, method.l2_reduction, method.l2_views) == (
+    assert (method.ratio, method.ce_normalize, method.l2_reduction, method.l2_views) == (
         "integer",
         True,
         "frobenius",
@@ -50,7 +50,7 @@ def test_the_release_has_every_row_switched(data, split):
         "reconstruction",
         "all",
     )
-    assert (generator.ce_current_weight, generator.ce_old, generator.last_task) == ("normalised", True, False)
+    assert (generator.ce_current_weight, generator.ce_old, generator.last_task) == ("normalized", True, False)
     assert (generator.old_match_weight, generator.old_match_reduction) == (1e-3, "batch_sum")
     assert (generator.train.lr, generator.train.schedule, generator.feature_passes) == (1e-3, "constant", 100)
     assert (config.train.clip_norm, config.data.order_rule) == (10_000, "inverse")

@@ -24,7 +24,7 @@ def cut_after(monkeypatch):
     def set_limit(limit):
         def stop(self, method, record):
             keep(self, method, record)
-            if limit is not None and len(record.judgements) >= limit:
+            if limit is not None and len(record.evaluations) >= limit:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(RunDirectory, "keep", stop)
@@ -107,7 +107,7 @@ def test_what_can_not_be_gone_on_with_is_told_in_words(small, damage, tmp_path, 
     file = tmp_path / "run" / ("progress.json" if damage == "progress" else "state-1.safetensors")
     file.unlink() if damage == "no state" else file.write_bytes(file.read_bytes()[:50])
     cut_after(None)
-    with pytest.raises(EtagError, match=r"can not be gone on with .*: begin anew with --restart"):
+    with pytest.raises(EtagError, match=r"cannot be gone on with .*: begin anew with --restart"):
         run(small("fine"), tmp_path / "run")
     run(small("fine"), tmp_path / "run", restart=True)
 
@@ -127,7 +127,7 @@ def test_a_killed_command_goes_on_when_it_is_given_again(tmp_path):
     assert not (tmp_path / "killed" / "metrics.json").exists()
     again = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
-    assert "tasks are learnt already; going on." in again.stdout
+    assert "tasks are learned already; going on." in again.stdout
     torch.set_num_threads(1)
     run(resolve("digits", {"method": "etag", **settings}), tmp_path / "whole")
     same(tmp_path / "whole", tmp_path / "killed")

@@ -34,5 +34,5 @@ def test_a_file_must_hold_a_mapping(tmp_path):
 def test_a_binary_file_is_refused_in_words(tmp_path):
     file = tmp_path / "binary.yaml"
     file.write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(EtagError, match="can not be read"):
+    with pytest.raises(EtagError, match="cannot be read"):
         yaml.read(file)

@@ -21,15 +21,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+from etag.experiments.checkpointer import Stop, TaskCheckpointer
 from PIL import Image
 
 from etag.core.errors import EtagError
-from etag.data.decode import Unreadable, decode
+from etag.data.decode import UnreadableImage, decode
 from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
 from etag.engine.training import Training
 from etag.experiments.config import resolve
-from etag.experiments.journal import Stop, TaskJournal
 from etag.experiments.run import run
 from etag.experiments.store import RunDirectory
 
@@ -157,8 +157,8 @@ class Checkpoint(Target):
         directory = RunDirectory(self.folder / "run")
         directory.restore(self.method)
         options = {"every": 0.0, "every_steps": None, "writes": False, "stop": Stop(), "say": lambda _: None}
-        journal = TaskJournal(directory.checkpoints, self.method, 1, **options)
-        directory.cut_steps(1, journal.logged)
+        checkpointer = TaskCheckpointer(directory.checkpoints, self.method, 1, **options)
+        directory.cut_steps(1, checkpointer.logged)
 
 
 class Data(Target):
@@ -233,7 +233,7 @@ class Idx(Data):
 class Picture(Target):
     """One image file."""
 
-    allowed = (Unreadable,)
+    allowed = (UnreadableImage,)
 
     def __init__(self, folder):
         super().__init__(folder)

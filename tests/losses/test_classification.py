@@ -60,7 +60,7 @@ def test_certainty_costs_nothing_and_stays_finite():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "normalise", "ce", "replay"),
+    ("ratio", "normalize", "ce", "replay"),
     [
         (5.0, False, 1, 5),
         (5.0, True, 1 / 6, 5 / 6),
@@ -69,8 +69,8 @@ def test_certainty_costs_nothing_and_stays_finite():
         (2.5, True, 1 / 3.5, 2.5 / 3.5),
     ],
 )
-def test_equation_5_weighs_replay_by_lambda(ratio, normalise, ce, replay):
-    assert new_cross_entropy_weights(ratio, normalise) == pytest.approx({"ce": ce, "replay": replay})
+def test_equation_5_weighs_replay_by_lambda(ratio, normalize, ce, replay):
+    assert new_cross_entropy_weights(ratio, normalize) == pytest.approx({"ce": ce, "replay": replay})
     assert new_cross_entropy_weights(ratio) == {"ce": 1, "replay": ratio}  # the paper
 
 

@@ -5,7 +5,7 @@ from etag.core.random import Stream
 from etag.losses.generation import (
     generator_weights,
     prior_divergence,
-    reparametrise,
+    reparameterize,
     sampled_divergence,
     squared_error,
 )
@@ -47,19 +47,19 @@ def test_the_prior_itself_has_no_divergence_and_no_gradient():
 
 def test_a_sample_is_the_mean_plus_noise_times_the_deviation():
     mean, log_variance, noise = numbers(4, 3), numbers(4, 3, key="b"), numbers(4, 3, key="c")
-    sample = reparametrise(mean, log_variance, noise)
+    sample = reparameterize(mean, log_variance, noise)
     for place in [(row, column) for row in range(4) for column in range(3)]:
         deviation = 2.718281828459045 ** (log_variance[place].item() / 2)
         assert sample[place].item() == pytest.approx(mean[place].item() + deviation * noise[place].item(), rel=1e-12)
-    assert torch.equal(reparametrise(mean, log_variance, torch.zeros(4, 3)), mean)
+    assert torch.equal(reparameterize(mean, log_variance, torch.zeros(4, 3)), mean)
 
 
 def test_gradients_pass_through_the_sample():
     mean, log_variance = numbers(4, 3).requires_grad_(), numbers(4, 3, key="b").requires_grad_()
-    reparametrise(mean, log_variance, numbers(4, 3, key="c")).sum().backward()
+    reparameterize(mean, log_variance, numbers(4, 3, key="c")).sum().backward()
     assert (mean.grad == 1).all()
     assert (log_variance.grad != 0).all()
-    assert torch.autograd.gradcheck(lambda m, v: reparametrise(m, v, numbers(4, 3, key="c")), (mean, log_variance))
+    assert torch.autograd.gradcheck(lambda m, v: reparameterize(m, v, numbers(4, 3, key="c")), (mean, log_variance))
 
 
 # -- -log p ----------------------------------------------------------------------------------------
@@ -98,16 +98,16 @@ def test_equation_6_is_a_plain_sum():
     plain = {"kl": 1, "recon": 1, "guide": 1, "guide_old": 0, "match": 0}
     assert generator_weights(0.0) == plain  # the base task: there is nothing old to match
     assert generator_weights(0.0, 5.0) == plain
-    assert generator_weights(0.0, 0.0, normalise=True, guide_old=True) == plain  # in the release too
+    assert generator_weights(0.0, 0.0, normalize=True, guide_old=True) == plain  # in the release too
 
 
 @pytest.mark.parametrize(
     ("options", "guide", "guide_old"),
     [
         ({}, 1, 0),
-        ({"normalise": True}, 1 / 6, 0),
+        ({"normalize": True}, 1 / 6, 0),
         ({"guide_old": True}, 1, 5 / 6),
-        ({"normalise": True, "guide_old": True}, 1 / 6, 5 / 6),
+        ({"normalize": True, "guide_old": True}, 1 / 6, 5 / 6),
     ],
 )
 def test_equation_10_weighs_old_knowledge_by_lambda(options, guide, guide_old):
@@ -121,7 +121,7 @@ def test_the_sampled_divergence_is_log_q_less_log_p_and_right_on_average():
     generator = torch.Generator().manual_seed(0)
     mean, log_variance = torch.randn(1, 3, generator=generator), torch.randn(1, 3, generator=generator)
     noise = torch.randn(200_000, 3, generator=generator)
-    codes = reparametrise(mean, log_variance, noise)
+    codes = reparameterize(mean, log_variance, noise)
     normal = torch.distributions.Normal(0.0, 1.0)
     found = sampled_divergence(noise, log_variance, normal.log_prob(codes).sum(1))
     posterior = torch.distributions.Normal(mean, (0.5 * log_variance).exp())

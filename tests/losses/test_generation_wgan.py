@@ -42,7 +42,7 @@ def test_the_penalty_of_a_linear_critic_is_its_slope_less_one_squared(length):
     torch.testing.assert_close(weights.grad, expected, atol=1e-12, rtol=1e-9)  # a gradient of a gradient
 
 
-def test_a_critic_of_unit_slope_everywhere_is_not_penalised():
+def test_a_critic_of_unit_slope_everywhere_is_not_penalized():
     at = numbers(6, 5).requires_grad_()
     assert gradient_penalty(at[:, 2] + 7, at).item() == 0
 

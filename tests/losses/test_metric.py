@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.metric import margin_ranking, neighbourhood, neighbourhood_as_released
+from etag.losses.metric import margin_ranking, nca_loss, nca_loss_as_released
 
 
 def numbers(*shape, key="a", scale=1.0):
@@ -61,7 +61,7 @@ def test_there_is_nothing_to_rank_without_old_images():
 # -- PODNet's NCA ----------------------------------------------------------------------------------
 
 
-def naive_neighbourhood(rows, labels, scale, margin):
+def naive_neighborhood(rows, labels, scale, margin):
     total = 0.0
     for row, label in zip(rows, labels, strict=True):
         others = math.log(sum(math.exp(value) for place, value in enumerate(row) if place != label))
@@ -72,20 +72,20 @@ def naive_neighbourhood(rows, labels, scale, margin):
 @pytest.mark.parametrize("margin", [0.0, 0.6])
 def test_the_positive_less_a_margin_is_set_against_all_others(naive, margin):
     scaled, scale = numbers(6, 6, scale=4.0), torch.tensor(3.0, dtype=torch.float64)
-    expected = naive_neighbourhood(naive.rows(scaled), LABELS.tolist(), 3.0, margin)
-    assert neighbourhood(scaled, LABELS, scale, margin).item() == pytest.approx(expected, rel=1e-12)
+    expected = naive_neighborhood(naive.rows(scaled), LABELS.tolist(), 3.0, margin)
+    assert nca_loss(scaled, LABELS, scale, margin).item() == pytest.approx(expected, rel=1e-12)
     inputs = (scaled.requires_grad_(), scale.requires_grad_())
-    assert torch.autograd.gradcheck(lambda x, s: neighbourhood(x, LABELS, s, margin), inputs)
+    assert torch.autograd.gradcheck(lambda x, s: nca_loss(x, LABELS, s, margin), inputs)
 
 
 def test_the_margin_is_the_papers_by_default():
     scaled, scale = numbers(6, 6), torch.tensor(3.0).double()
-    assert neighbourhood(scaled, LABELS, scale) == neighbourhood(scaled, LABELS, scale, 0.6)
+    assert nca_loss(scaled, LABELS, scale) == nca_loss(scaled, LABELS, scale, 0.6)
 
 
 def test_the_margin_is_taken_from_the_positive_only_and_is_scaled():
     scaled, scale = torch.zeros(2, 4), torch.tensor(3.0, requires_grad=True)
-    loss = neighbourhood(scaled, torch.tensor([1, 2]), scale, 0.6)
+    loss = nca_loss(scaled, torch.tensor([1, 2]), scale, 0.6)
     loss.backward()
     assert loss.item() == pytest.approx(math.log(3) + 3 * 0.6)  # taken from all, it would cancel
     assert scale.grad.item() == pytest.approx(0.6)
@@ -93,7 +93,7 @@ def test_the_margin_is_taken_from_the_positive_only_and_is_scaled():
 
 def test_what_is_won_by_the_margin_is_not_pushed_further():
     scaled = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 1.0]], requires_grad=True)
-    loss = neighbourhood(scaled, torch.tensor([0, 2]), torch.tensor(1.0))
+    loss = nca_loss(scaled, torch.tensor([0, 2]), torch.tensor(1.0))
     loss.backward()
     assert loss.item() == pytest.approx((0 + math.log(2) - 0.4) / 2)
     assert torch.count_nonzero(scaled.grad[0]) == 0
@@ -102,12 +102,12 @@ def test_what_is_won_by_the_margin_is_not_pushed_further():
 
 def test_the_certain_cost_nothing():
     certain = torch.full((6, 6), -1e4).scatter(1, LABELS[:, None], 1e4)
-    assert neighbourhood(certain, LABELS, torch.tensor(1.0)) == 0
+    assert nca_loss(certain, LABELS, torch.tensor(1.0)) == 0
 
 
 def test_one_class_alone_costs_nothing():
     alone = numbers(3, 1).requires_grad_()
-    loss = neighbourhood(alone, torch.zeros(3, dtype=torch.long), torch.tensor(1.0))
+    loss = nca_loss(alone, torch.zeros(3, dtype=torch.long), torch.tensor(1.0))
     loss.backward()
     assert loss == 0
     assert torch.count_nonzero(alone.grad) == 0  # not NaN, which inf - inf would be
@@ -131,14 +131,14 @@ def naive_release(rows, labels, scale, margin):
 def test_the_release_loses_its_margin_and_adds_one_to_the_denominator(naive, margin):
     similarities = numbers(6, 6)
     expected = naive_release(naive.rows(similarities), LABELS.tolist(), 3.0, margin)
-    found = neighbourhood_as_released(3 * similarities, LABELS)  # it is not told of a margin
+    found = nca_loss_as_released(3 * similarities, LABELS)  # it is not told of a margin
     assert found.item() == pytest.approx(expected, rel=1e-12)
-    assert torch.autograd.gradcheck(lambda x: neighbourhood_as_released(x, LABELS), similarities.requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: nca_loss_as_released(x, LABELS), similarities.requires_grad_())
 
 
 def test_the_release_on_equal_similarities_by_hand():
     similarities = torch.full((1, 4), 2.5, requires_grad=True)
-    loss = neighbourhood_as_released(similarities, torch.tensor([1]))
+    loss = nca_loss_as_released(similarities, torch.tensor([1]))
     loss.backward()
     assert loss.item() == pytest.approx(math.log(1 + 3))  # the others alone would make log 3
     gradient = similarities.grad[0]  # 1/4 for every other class; the largest, one of them all, gets 1/4 more
@@ -149,7 +149,7 @@ def test_the_release_on_equal_similarities_by_hand():
 
 def test_the_releases_term_for_the_certain_is_zero_too():
     certain = torch.full((6, 6), -1e4).scatter(1, LABELS[:, None], 1e4).requires_grad_()
-    loss = neighbourhood_as_released(certain, LABELS)
+    loss = nca_loss_as_released(certain, LABELS)
     loss.backward()
     assert loss == 0
     assert torch.count_nonzero(certain.grad) == 0
@@ -157,4 +157,4 @@ def test_the_releases_term_for_the_certain_is_zero_too():
 
 def test_the_two_forms_differ():
     scaled = numbers(6, 6)
-    assert neighbourhood_as_released(scaled, LABELS) != neighbourhood(scaled, LABELS, torch.tensor(1.0).double(), 0.0)
+    assert nca_loss_as_released(scaled, LABELS) != nca_loss(scaled, LABELS, torch.tensor(1.0).double(), 0.0)

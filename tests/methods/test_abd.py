@@ -129,7 +129,7 @@ def test_only_the_generator_learns_from_the_inversion_and_there_is_none_after_th
     assert list(laboratory.works(2)) == ["solver"]
 
 
-def test_what_is_dreamt_becomes_more_like_what_was_learnt(lab):
+def test_what_is_dreamt_becomes_more_like_what_was_learned(lab):
     laboratory = lab("abd", {"generator": {"latent": 16, "train": {"steps": 60, "batch_size": 24}}}, epochs=10)
     laboratory.begin(0)
     works = laboratory.works(0)
@@ -146,9 +146,9 @@ def test_what_is_dreamt_becomes_more_like_what_was_learnt(lab):
 def test_adam_goes_on_where_the_last_task_ended(lab):
     laboratory = lab("abd")
     laboratory.learn(0)
-    assert laboratory.method.moments.state_dict()["generator/enter/weight:step"].item() == 3
+    assert laboratory.method.optimizer_state.state_dict()["generator/enter/weight:step"].item() == 3
     laboratory.learn(1)
-    assert laboratory.method.moments.state_dict()["generator/enter/weight:step"].item() == 6
+    assert laboratory.method.optimizer_state.state_dict()["generator/enter/weight:step"].item() == 6
 
 
 def test_images_to_look_at(lab):

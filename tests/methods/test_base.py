@@ -149,21 +149,21 @@ def test_a_sweep_over_features_is_in_the_order_of_the_images(lab, passes):
     laboratory = lab("fine", batch_size=5)
     laboratory.begin(0)
     method, images = laboratory.method, laboratory.task(0).train
-    sweep = method.features_sweep("name", images, passes)
-    swept = laboratory.engine.sweep(sweep)
+    data_pass = method.features_pass("name", images, passes)
+    found = laboratory.engine.run_pass(data_pass)
     how = {"augment": passes > 0, "shuffle": False}
     batches = ImageBatches(images, laboratory.preprocess, 20, method.stream("name"), method.context.placement, **how)
     inputs = [batch.inputs for number in range(passes) for batch in batches.epoch(number)]
     inputs = inputs or [laboratory.preprocess.test(images.pixels)]  # as they are
     expected = torch.cat([method.solver.eval()(x, Need.FEATURE).feature for x in inputs])
-    torch.testing.assert_close(swept["features"], expected)
-    assert torch.equal(swept["labels"], images.labels.repeat(max(1, passes)))
-    assert (sweep.name, sweep.epochs) == ("name", max(1, passes))
-    assert [len(batch.labels) for batch in sweep.batches.epoch(0)] == [20, 4]  # without gradients there is room
+    torch.testing.assert_close(found["features"], expected)
+    assert torch.equal(found["labels"], images.labels.repeat(max(1, passes)))
+    assert (data_pass.name, data_pass.epochs) == ("name", max(1, passes))
+    assert [len(batch.labels) for batch in data_pass.batches.epoch(0)] == [20, 4]  # without gradients there is room
 
 
 def test_a_batch_of_one_image_is_refused_where_batch_norm_would_fail(lab):
     laboratory = lab("fine", batch_size=1)
     laboratory.begin(0)
-    with pytest.raises(EtagError, match="a batch of 1 can not train BatchNorm"):
+    with pytest.raises(EtagError, match="a batch of 1 cannot train BatchNorm"):
         laboratory.works(0)

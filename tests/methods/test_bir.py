@@ -1,4 +1,4 @@
-"""BI-R: replayed features are the old network's, with its soft answers; nothing of its optimiser is lost."""
+"""BI-R: replayed features are the old network's, with its soft answers; nothing of its optimizer is lost."""
 
 import pytest
 import torch
@@ -107,18 +107,24 @@ def test_the_divergence_may_be_divided_as_in_the_release(begun):
 def test_adam_goes_on_where_the_last_task_ended(lab):
     laboratory = lab("bir")
     laboratory.learn(0)
-    moments = laboratory.method.moments.state_dict()
-    steps = {value.item() for name, value in moments.items() if name.endswith(":step")}
+    optimizer_state = laboratory.method.optimizer_state.state_dict()
+    steps = {value.item() for name, value in optimizer_state.items() if name.endswith(":step")}
     assert steps == {3.0}
-    mean = laboratory.method.moments.of("network.prior.means", laboratory.method.network.prior.means)["exp_avg"]
+    mean = laboratory.method.optimizer_state.of("network.prior.means", laboratory.method.network.prior.means)[
+        "exp_avg"
+    ]
     assert mean.shape == (3, 3)
     laboratory.begin(1)
-    grown = laboratory.method.moments.of("network.prior.means", laboratory.method.network.prior.means)["exp_avg"]
+    grown = laboratory.method.optimizer_state.of("network.prior.means", laboratory.method.network.prior.means)[
+        "exp_avg"
+    ]
     assert torch.equal(grown[:3], mean)
     assert grown[3:].abs().sum() == 0
     laboratory.engine.execute(laboratory.method.phases(laboratory.task(1)))
     steps = {
-        name: value.item() for name, value in laboratory.method.moments.state_dict().items() if name.endswith(":step")
+        name: value.item()
+        for name, value in laboratory.method.optimizer_state.state_dict().items()
+        if name.endswith(":step")
     }
     assert steps["network/encoder/0/weight:step"] == 6
     assert steps["network/head/blocks/1/weight:step"] == 3, "new parameters begin anew"

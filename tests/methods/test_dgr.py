@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from etag.core.outputs import Need
-from etag.losses.generation import pixel_entropy
+from etag.losses.generation import pixel_cross_entropy
 from etag.methods.parts.images import PixelHead
 
 SMALL = {"latent": 4, "hidden": 16, "train": {"epochs": 1, "batch_size": 12}}
@@ -33,8 +33,8 @@ def test_pixels_and_inputs_are_the_same_images(begun):
     pixels = laboratory.preprocess.pixels(inputs)
     torch.testing.assert_close(pixels, images / 255)
     torch.testing.assert_close(laboratory.preprocess.inputs(pixels), inputs)
-    swept = laboratory.engine.sweep(laboratory.works(0)["pixels"])
-    torch.testing.assert_close(swept["features"], images.flatten(1) / 255)
+    found = laboratory.engine.run_pass(laboratory.works(0)["pixels"])
+    torch.testing.assert_close(found["features"], images.flatten(1) / 255)
 
 
 def test_replayed_images_are_those_of_the_old_generator_with_the_old_solvers_answers(begun):
@@ -103,12 +103,14 @@ def test_a_gan_can_make_the_images_too(begun):
     generator = SMALL | {"kind": "wgan"}
     laboratory = begun(generator=generator)
     phase = laboratory.works(1)["generator"]
-    assert [player.name for player in phase.players] == ["critic", "generator"]
+    assert [group.name for group in phase.groups] == ["critic", "generator"]
     laboratory.engine.train(phase)
 
 
 def test_pixel_entropy_is_that_of_bits():
     made, wanted = torch.tensor([[0.25, 0.5]]), torch.tensor([[1.0, 0.0]])
-    assert pixel_entropy(made, wanted).item() == pytest.approx(-(torch.tensor(0.25).log() + torch.tensor(0.5).log()))
+    assert pixel_cross_entropy(made, wanted).item() == pytest.approx(
+        -(torch.tensor(0.25).log() + torch.tensor(0.5).log())
+    )
     certain = torch.tensor([[1.0, 0.0]])
-    assert pixel_entropy(certain, certain).item() == 0
+    assert pixel_cross_entropy(certain, certain).item() == 0

@@ -21,7 +21,7 @@ from etag.models.backbone import ModelOptions
 
 RELEASE = {
     "ratio": "integer",
-    "ce_normalise": True,
+    "ce_normalize": True,
     "l2_reduction": "frobenius",
     "l2_views": "all",
     "head": "fixed",
@@ -100,7 +100,7 @@ def naive_terms(naive, laboratory, index, batch):
     replayed = naive.head(solver.head, naive.decode(method.replay.old.network, codes, old_labels))
     competing = naive.outputs_in(o.ce_replay_support, task, solver.head)
     terms["replay"] = lambda_ce * naive.cross_entropy(replayed, old_labels, competing)
-    if o.ce_normalise:
+    if o.ce_normalize:
         terms["ce"] /= 1 + lambda_ce
         terms["replay"] /= 1 + lambda_ce
 
@@ -152,9 +152,9 @@ def test_the_objective_is_the_papers_equation_or_the_releases_code(naive, at_tas
 # what an option is compared with, its other value, and the terms that must change
 SWITCHES = {
     "ratio": ({}, {"ratio": "integer"}, {"replay", "l2"}),
-    "ce_normalise": ({}, {"ce_normalise": True}, {"ce", "replay"}),
+    "ce_normalize": ({}, {"ce_normalize": True}, {"ce", "replay"}),
     "lambda_ce": ({}, {"lambda_ce": 4.0}, {"replay"}),
-    "lambda_ce normalised": ({"ce_normalise": True}, {"ce_normalise": True, "lambda_ce": 4.0}, {"ce", "replay"}),
+    "lambda_ce normalized": ({"ce_normalize": True}, {"ce_normalize": True, "lambda_ce": 4.0}, {"ce", "replay"}),
     "lambda_kd": ({}, {"lambda_kd": 4.0}, {"l2"}),
     "kd_weight": ({}, {"kd_weight": 0.5}, {"l2"}),
     "l2_reduction": ({}, {"l2_reduction": "frobenius"}, {"l2"}),
@@ -319,22 +319,22 @@ def test_what_the_backbone_remembers_of_a_step_is_of_the_images_or_of_all_views(
     etag.engine.train(phase)
     fine.engine.train(next(fine.method.phases(fine.task(index))))
     found, alone = statistics(etag.method), statistics(fine.method)
-    together, x = [], torch.stack([batch.inputs.rot90(r, dims=(2, 3)) for r in range(4)], dim=1).flatten(0, 1)
+    joined, x = [], torch.stack([batch.inputs.rot90(r, dims=(2, 3)) for r in range(4)], dim=1).flatten(0, 1)
     for stage in list(reference.train().backbone.stages)[:3]:
         x = stage(x)
-        together.append({key: value for key, value in stage.state_dict().items() if key in alone[len(together)]})
+        joined.append({key: value for key, value in stage.state_dict().items() if key in alone[len(joined)]})
     for stage in range(3):
         for key, value in found[stage].items():
-            torch.testing.assert_close(value, (alone if apart else together)[stage][key])
+            torch.testing.assert_close(value, (alone if apart else joined)[stage][key])
             if not key.endswith("num_batches_tracked"):
-                assert not torch.allclose(value, (together if apart else alone)[stage][key])
+                assert not torch.allclose(value, (joined if apart else alone)[stage][key])
             else:
                 assert value == 1
     same = all(torch.allclose(value, alone[3][key], rtol=1e-5, atol=1e-6) for key, value in found[3].items())
-    assert same is apart  # the last stage sees the images only; but those have been normalised by others
+    assert same is apart  # the last stage sees the images only; but those have been normalized by others
 
 
-def test_the_old_networks_do_not_change_while_a_task_is_learnt(lab, snapshot):
+def test_the_old_networks_do_not_change_while_a_task_is_learned(lab, snapshot):
     laboratory = lab("etag")
     laboratory.learn(0)
     laboratory.begin(1)
@@ -374,12 +374,12 @@ def test_the_generator_may_rest_after_the_last_task(lab, last_task, last):
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(lab, snapshot):
-    def learnt(seed):
+    def learned(seed):
         laboratory = lab("etag", seed=seed)
         laboratory.learn(0, 1)
         return snapshot(laboratory.method.solver) | snapshot(laboratory.method.replay.generator)
 
-    first, again, other = learnt(0), learnt(0), learnt(1)
+    first, again, other = learned(0), learned(0), learned(1)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["head.blocks.1.weight"], other["head.blocks.1.weight"])
 
@@ -392,8 +392,8 @@ def test_a_term_of_weight_zero_is_no_term_at_all(lab, snapshot):
         laboratory.begin(0)
         laboratory.begin(1)
         laboratory.engine.train(next(laboratory.method.phases(laboratory.task(1))))
-    learnt = snapshot(alone.method.solver)
-    assert all(torch.equal(value, learnt[name]) for name, value in fine.method.solver.state_dict().items())
+    learned = snapshot(alone.method.solver)
+    assert all(torch.equal(value, learned[name]) for name, value in fine.method.solver.state_dict().items())
 
 
 @pytest.mark.parametrize("embedding", [None, {"weight": 0.0}])
@@ -404,8 +404,8 @@ def test_without_any_of_its_parts_it_is_fine_tuning_from_the_base_task_on(lab, s
         for index in (0, 1):
             laboratory.begin(index)
             laboratory.engine.train(next(laboratory.method.phases(laboratory.task(index))))
-    learnt = snapshot(alone.method.solver)
-    assert all(torch.equal(value, learnt[name]) for name, value in fine.method.solver.state_dict().items())
+    learned = snapshot(alone.method.solver)
+    assert all(torch.equal(value, learned[name]) for name, value in fine.method.solver.state_dict().items())
 
 
 # -- sizes and defaults ----------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_the_whole_of_etag_has_43_203_044_parameters():
 
 def test_the_defaults_are_the_papers():
     o = EtagOptions(name="etag")
-    assert (o.ratio, o.ce_normalise, o.kd_weight, o.l2_reduction, o.l2_views) == (
+    assert (o.ratio, o.ce_normalize, o.kd_weight, o.l2_reduction, o.l2_views) == (
         "exact",
         False,
         1,

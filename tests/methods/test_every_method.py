@@ -9,7 +9,7 @@ from etag.core.errors import EtagError
 from etag.core.random import Placement
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
-from etag.evaluation.evaluate import answers_sweep, judge
+from etag.evaluation.evaluate import judge, predictions_pass
 from etag.evaluation.metrics import step_accuracies
 from etag.experiments.config import resolve
 from etag.experiments.store import create_method, tensors
@@ -48,7 +48,7 @@ OWN = {
     "mas": {"method.weight": 1.0},
     "pass": {"method.l2_reduction": "mean_norm", "method.l2_weight": 1.0, "method.replay_weight": 1.0},
     "gfr": {
-        "train.epochs": 10,  # its weights favour old classes: it takes more steps to learn new ones
+        "train.epochs": 10,  # its weights favor old classes: it takes more steps to learn new ones
         "method.generator": {"latent": 16, "hidden": 64, "train": {"epochs": 10, "batch_size": 16, "lr": 1e-3}},
     },
     **{name: {"method.exemplars.per_class": 6} for name in ("il2m", "lucir", "podnet")},
@@ -88,8 +88,10 @@ class Course:
             self.engine.execute(self.method.phases(given))
             self.method.end_task(given)
             known = self.scenario.tasks[: task.index + 1]
-            sweep = answers_sweep(known, self.method.solver, self.method.predictor(), self.preprocess, Placement())
-            self.matrix.append(judge(self.engine.sweep(sweep), known).accuracies)
+            data_pass = predictions_pass(
+                known, self.method.solver, self.method.predictor(), self.preprocess, Placement()
+            )
+            self.matrix.append(judge(self.engine.run_pass(data_pass), known).accuracies)
 
     @property
     def steps(self):
@@ -105,7 +107,7 @@ def test_it_learns_digits(runtime, every_method):
     assert course.matrix[0][0] > 0.5, "four digits, chance is 0.25"
     newest = [row[-1] for row in course.matrix[1:]]
     assert course.steps[-1] > 0.15, "ten digits, chance is 0.1"
-    assert max(newest) > 0.3, "some new task is learnt"
+    assert max(newest) > 0.3, "some new task is learned"
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -209,7 +211,7 @@ BAD = [
     ("il2m", {"method.exemplars": None}, "exemplars"),
     ("ewc", {"method.exemplars.per_class": 20}, "ewc keeps no exemplars: leave them out, or choose il2m"),
     ("etag", {"method.embedding.views": "jigsaw", "data.size": 15}, "set data.size=16"),
-    ("elwf", {"method.embedding.views": "colour"}, "needs images of 3 channels, these have 1"),
+    ("elwf", {"method.embedding.views": "color"}, "needs images of 3 channels, these have 1"),
     ("epass", {"method.embedding.views": "jigsaw"}, "whose own views are rotation"),
     ("ewc", {"split": "b5-5x1"}, "choose a split whose tasks have two classes or more, or method.head=growing"),
     ("etag", {"method.embedding.num_aux": 7}, "3 or 4 are possible here"),

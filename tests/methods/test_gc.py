@@ -7,11 +7,11 @@ from etag.core.errors import EtagError
 from etag.core.options import TrainOptions
 from etag.core.outputs import Outputs
 from etag.core.random import Placement, Stream
-from etag.core.work import Phase, Player
+from etag.core.work import ParameterGroup, Phase
 from etag.data.batches import ClassBatches
 from etag.engine.engine import Engine
 from etag.methods.parts.class_vaes import ClassVAEObjective
-from etag.methods.parts.frozen import Scale
+from etag.methods.parts.frozen import FeatureScale
 from etag.models.class_vaes import ClassVAEs
 from etag.models.initial import build
 from etag.models.modules import Modules
@@ -37,8 +37,8 @@ def test_each_class_learns_as_if_it_were_alone(lab):
     works = laboratory.works(0)
     assert list(works) == ["solver", "features", "generator"]
     objective, batch = works["generator"].module, next(works["generator"].batches.epoch(0))
-    together = sum(objective(batch).values())
-    together.backward()
+    concat_images = sum(objective(batch).values())
+    concat_images.backward()
     gradient = objective.classes.encoder.weight.grad.clone()
     objective.zero_grad()
     changed = batch.inputs.clone()
@@ -88,13 +88,13 @@ def test_a_row_has_a_feature_of_every_class_and_an_epoch_all_of_them():
 @pytest.fixture(scope="module")
 def separated(runtime):
     """Three VAEs trained on three Gaussians that lie well apart."""
-    centres = 4 * torch.eye(3, 6)
+    centers = 4 * torch.eye(3, 6)
     labels = torch.arange(3).repeat_interleave(60)
-    features = centres[labels] + torch.randn(180, 6, generator=Stream.root(0).generator("features"))
+    features = centers[labels] + torch.randn(180, 6, generator=Stream.root(0).generator("features"))
     vaes = build(lambda: ClassVAEs(3, 6, latent=2, hidden=16), Stream.root(0).generator("vaes"))
     batches = ClassBatches(features, labels, 60, Stream.root(0), Placement())
     training = TrainOptions(steps=300, batch_size=60, lr=1e-2, schedule="constant", weight_decay=0)
-    phase = Phase("generator", ClassVAEObjective(vaes), batches, (Player(list(vaes.parameters())),), training)
+    phase = Phase("generator", ClassVAEObjective(vaes), batches, (ParameterGroup(list(vaes.parameters())),), training)
     Engine(runtime).train(phase)
     return vaes, features, labels
 
@@ -103,10 +103,10 @@ def separated(runtime):
 @pytest.mark.parametrize("samples", ["mean", 1, 128, 1000])
 def test_all_ways_to_sample_rank_classes_alike(separated, samples):
     vaes, features, labels = separated
-    scores = LikelihoodPredictor(Scale(6), Modules([vaes]), samples)(Outputs(feature=features))
+    scores = LikelihoodPredictor(FeatureScale(6), Modules([vaes]), samples)(Outputs(feature=features))
     assert scores.shape == (180, 3)
     assert (scores.argmax(1) == labels).float().mean() > 0.97
-    many = LikelihoodPredictor(Scale(6), Modules([vaes]), 1000)(Outputs(feature=features))
+    many = LikelihoodPredictor(FeatureScale(6), Modules([vaes]), 1000)(Outputs(feature=features))
     alike = (scores.argsort(1) == many.argsort(1)).all(1).float().mean()
     assert alike > (0.5 if samples == 1 else 0.9)
 
@@ -114,16 +114,16 @@ def test_all_ways_to_sample_rank_classes_alike(separated, samples):
 @torch.no_grad()
 def test_an_answer_does_not_depend_on_its_company_nor_on_what_was_asked_before(separated):
     vaes, features, _ = separated
-    predictor = LikelihoodPredictor(Scale(6), Modules([vaes]), 16)
-    together = predictor(Outputs(feature=features))
+    predictor = LikelihoodPredictor(FeatureScale(6), Modules([vaes]), 16)
+    concat_images = predictor(Outputs(feature=features))
     apart = torch.cat([predictor(Outputs(feature=row)) for row in features[:5].split(1)])
-    torch.testing.assert_close(apart, together[:5], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(apart, concat_images[:5], rtol=1e-4, atol=1e-4)
 
 
 def test_features_are_of_zero_mean_and_unit_variance_as_those_of_the_base_task():
     features = 3 * torch.randn(50, 4, generator=Stream.root(0).generator("features")) + 5
     features[:, 2] = 1.0 + 1e-6 * features[:, 0]
-    scale = Scale(4)
+    scale = FeatureScale(4)
     assert torch.equal(scale(features), features)
     scale.learn(features)
     scaled = scale(features)
@@ -131,7 +131,7 @@ def test_features_are_of_zero_mean_and_unit_variance_as_those_of_the_base_task()
     torch.testing.assert_close(scaled.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0, 1.0]), atol=1e-4, rtol=1e-4)
     later = scale(features + 1.0)
     assert later.abs().max() < 10, "what hardly moved may move later, and is not blown up then"
-    still = Scale(4)
+    still = FeatureScale(4)
     still.learn(torch.ones(5, 4))
     assert torch.equal(still(torch.ones(5, 4)), torch.zeros(5, 4))
 

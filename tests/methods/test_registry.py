@@ -3,7 +3,7 @@
 import pytest
 
 from etag.core.errors import EtagError
-from etag.methods.base import Card, Method
+from etag.methods.base import Method, MethodInfo
 from etag.methods.fine import Fine
 from etag.methods.registry import METHODS, lineage, variant
 
@@ -39,7 +39,7 @@ def test_a_new_method_has_its_prefix_at_once(monkeypatch):
 
     monkeypatch.setattr(METHODS, "_items", METHODS._items | {"mine": Mine})
     Mine.name, Mine.__bases__ = "mine", (Method,)
-    Mine.Options, Mine.card = Fine.Options, Card("a", "b", "c")
+    Mine.Options, Mine.card = Fine.Options, MethodInfo("a", "b", "c")
     assert METHODS["emine"].Options(name="emine").embedding is not None
     assert METHODS["emine"].card.summary == "a; with embedding distillation"
 

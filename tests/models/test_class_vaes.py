@@ -72,8 +72,8 @@ def test_where_codes_say_nothing_the_likelihood_is_that_of_a_gaussian(samples):
     network.decoder_out.bias[1] += 2.0
     features = numbers(4, FEATURES)
     expected = [
-        torch.distributions.Normal(centre, 1.0).log_prob(features).sum(1)
-        for centre in (torch.zeros(()), torch.tensor(2.0))
+        torch.distributions.Normal(center, 1.0).log_prob(features).sum(1)
+        for center in (torch.zeros(()), torch.tensor(2.0))
     ]
     torch.testing.assert_close(
         network.log_likelihoods(features, numbers(samples, LATENT)), torch.stack(expected, 1), rtol=1e-5, atol=1e-4

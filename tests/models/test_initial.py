@@ -44,21 +44,21 @@ def test_a_network_is_built_where_it_can_be_trained():
 @pytest.mark.parametrize(
     "unknown", [lambda: nn.PReLU(), lambda: nn.BatchNorm1d(3, affine=False)], ids=["parameter", "buffer"]
 )
-def test_a_module_it_can_not_initialise_is_refused(unknown):
-    with pytest.raises(TypeError, match="no initialise"):
+def test_a_module_it_can_not_initialize_is_refused(unknown):
+    with pytest.raises(TypeError, match="no initialize"):
         build(lambda: nn.Sequential(nn.Linear(2, 2), unknown()), generator())
 
 
-def test_a_module_may_initialise_itself():
-    class Scale(nn.Module):
+def test_a_module_may_initialize_itself():
+    class FeatureScale(nn.Module):
         def __init__(self):
             super().__init__()
             self.factor = nn.Parameter(torch.empty(3))
             self.inner = nn.Linear(2, 2)
 
-        def initialise(self, generator):
+        def initialize(self, generator):
             nn.init.uniform_(self.factor, 5, 6, generator=generator)
 
-    made = build(Scale, generator())
+    made = build(FeatureScale, generator())
     assert ((made.factor >= 5) & (made.factor <= 6)).all()
     assert made.inner.weight.abs().max() <= 1 / math.sqrt(2)  # children are done apart

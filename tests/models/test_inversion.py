@@ -9,7 +9,7 @@ from etag.core.random import Stream
 from etag.losses.inversion import statistics_divergence
 from etag.models.backbone import ModelOptions
 from etag.models.initial import build
-from etag.models.inversion import ImageGenerator, Listening
+from etag.models.inversion import BatchNormRecorder, ImageGenerator
 from etag.models.solver import build_solver
 
 
@@ -47,7 +47,7 @@ def test_at_224_pixels_the_side_doubles_five_times():
 @torch.no_grad()
 def test_listening_changes_no_answer_and_hears_what_enters_each_layer(solver):
     images = numbers(6, 3, 16, 16)
-    listening = Listening(solver)
+    listening = BatchNormRecorder(solver)
     logits, layers = listening(images)
     torch.testing.assert_close(logits, solver(images, Need.LOGITS).logits, rtol=1e-4, atol=1e-5)
     norms = [part for part in solver.backbone.modules() if isinstance(part, nn.BatchNorm2d)]
@@ -66,19 +66,19 @@ def test_listening_changes_no_answer_and_hears_what_enters_each_layer(solver):
 @torch.no_grad()
 def test_images_whose_statistics_are_the_layers_own_cost_nothing(solver):
     images = numbers(6, 3, 16, 16)
-    layers = Listening(solver)(images)[1]
+    layers = BatchNormRecorder(solver)(images)[1]
     norms = [part for part in solver.backbone.modules() if isinstance(part, nn.BatchNorm2d)]
     kept = {name: value.clone() for name, value in solver.state_dict().items()}
     assert all(statistics_divergence(*layer) > 0 for layer in layers)
     # the first layer's input does not depend on any other: give it the statistics of these images
     norms[0].running_mean.copy_(layers[0].mean)
     norms[0].running_var.copy_(layers[0].variance)
-    assert statistics_divergence(*Listening(solver)(images)[1][0]).item() == pytest.approx(0, abs=1e-6)
+    assert statistics_divergence(*BatchNormRecorder(solver)(images)[1][0]).item() == pytest.approx(0, abs=1e-6)
     solver.load_state_dict(kept)
 
 
 def test_gradients_pass_to_the_images(solver):
     images = numbers(4, 3, 16, 16).requires_grad_()
-    logits, layers = Listening(solver)(images)
+    logits, layers = BatchNormRecorder(solver)(images)
     (logits.sum() + sum(statistics_divergence(*layer) for layer in layers)).backward()
     assert images.grad.abs().sum() > 0

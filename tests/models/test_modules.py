@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from etag.core.random import Stream
-from etag.models.modules import ConvNorm, Kept, follows_data, untracked
+from etag.models.modules import ConvNorm, StoredTensors, uses_batch_statistics, without_tracking
 
 IMAGES = 3 + 2 * torch.randn(6, 2, 4, 4, generator=Stream.root(0).generator())
 
@@ -14,7 +14,7 @@ IMAGES = 3 + 2 * torch.randn(6, 2, 4, 4, generator=Stream.root(0).generator())
 # -- Kept ------------------------------------------------------------------------------------------
 
 
-class Notes(Kept):
+class Notes(StoredTensors):
     def __init__(self):
         super().__init__()
         self.keep(means=torch.empty(0, 3), count=torch.zeros((), dtype=torch.long))
@@ -74,13 +74,13 @@ def statistics(module):
 
 
 def test_batchnorm_in_training_follows_the_data(normed):
-    assert follows_data(normed.train())
-    assert not follows_data(normed.eval())
-    assert not follows_data(nn.Sequential(nn.Linear(2, 2), nn.Dropout()).train())
-    assert follows_data(nn.BatchNorm1d(2))
+    assert uses_batch_statistics(normed.train())
+    assert not uses_batch_statistics(normed.eval())
+    assert not uses_batch_statistics(nn.Sequential(nn.Linear(2, 2), nn.Dropout()).train())
+    assert uses_batch_statistics(nn.BatchNorm1d(2))
     normed.train()
     normed[1][0].eval()  # as the engine freezes it
-    assert not follows_data(normed)
+    assert not uses_batch_statistics(normed)
 
 
 def test_untracked_it_normalises_by_the_batch_without_taking_note(normed):
@@ -88,7 +88,7 @@ def test_untracked_it_normalises_by_the_batch_without_taking_note(normed):
     tracked = normed(IMAGES)
     normed[1][0].reset_running_stats()
     before = statistics(normed)
-    with untracked(normed):
+    with without_tracking(normed):
         made = normed(IMAGES)
     assert torch.equal(made, tracked)
     torch.testing.assert_close(made.mean((0, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
@@ -97,7 +97,7 @@ def test_untracked_it_normalises_by_the_batch_without_taking_note(normed):
 
 def test_afterwards_it_takes_note_again(normed):
     normed.train()
-    with untracked(normed):
+    with without_tracking(normed):
         normed(IMAGES)
     normed(IMAGES)
     means, _, count = statistics(normed)
@@ -108,7 +108,7 @@ def test_afterwards_it_takes_note_again(normed):
 
 def test_also_where_something_fails(normed):
     def fail():
-        with untracked(normed.train()):
+        with without_tracking(normed.train()):
             raise KeyError("within")
 
     with pytest.raises(KeyError, match="within"):
@@ -122,7 +122,7 @@ def test_in_evaluation_untracked_changes_nothing(normed):
     normed(IMAGES)
     normed.eval()
     expected = normed(IMAGES)
-    with untracked(normed):
+    with without_tracking(normed):
         assert torch.equal(normed(IMAGES), expected)
 
 
@@ -215,7 +215,7 @@ def test_its_weights_have_the_names_of_a_sequence():
 def test_untracked_it_takes_no_note_either():
     made = conv_norm(4, 6, 3).train()
     before, expected = deepcopy(made.state_dict()), plain(deepcopy(made), MAPS)
-    with untracked(made):
+    with without_tracking(made):
         torch.testing.assert_close(made(MAPS), expected)
     assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
 

@@ -122,11 +122,11 @@ def test_every_class_is_measured_by_the_confidence_of_its_own_task():
 
 
 def test_its_memory_is_saved_and_loaded_into_a_fresh_one():
-    learnt, fresh = rectifying(*THREE_TASKS), RectifyingPredictor()
-    fresh.load_state_dict(learnt.state_dict())
+    learned, fresh = rectifying(*THREE_TASKS), RectifyingPredictor()
+    fresh.load_state_dict(learned.state_dict())
     outputs = Outputs(logits=numbers(20, 5))
-    assert torch.equal(fresh(outputs), learnt(outputs))
+    assert torch.equal(fresh(outputs), learned(outputs))
     assert not torch.equal(fresh(outputs), outputs.logits)
-    for part in (learnt, fresh):
+    for part in (learned, fresh):
         part.learn(torch.tensor([2.0]), torch.ones(5), torch.tensor(3.0))  # and it goes on
-    assert torch.equal(fresh.factors, learnt.factors)
+    assert torch.equal(fresh.factors, learned.factors)

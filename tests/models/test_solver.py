@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Need, Outputs, Shown
+from etag.core.outputs import Need, Outputs, Views
 from etag.core.random import Draws, Stream
 from etag.core.work import Batch
 from etag.data.views import ROTATIONS
@@ -33,7 +33,7 @@ def turned(images):
 
 
 def partly_turned(images):
-    """Two rotations of each image, other ones of its neighbour."""
+    """Two rotations of each image, other ones of its neighbor."""
     chosen = ROTATIONS.choose(torch.arange(len(images)).flip(0), 2)
     return ROTATIONS.some(images, torch.zeros(len(images), dtype=torch.long), chosen)
 
@@ -149,7 +149,7 @@ def test_logits_are_the_same_whether_or_not_views_are_looked_at(need, show):
 
 def test_images_alone_may_be_given_as_they_are():
     made = solver(4).eval()
-    bare, shown = made(IMAGES, ~Need.NOTHING), made(Shown(IMAGES, 5), ~Need.NOTHING)
+    bare, shown = made(IMAGES, ~Need.NOTHING), made(Views(IMAGES, 5), ~Need.NOTHING)
     assert torch.equal(bare.logits, shown.logits)
     assert torch.equal(bare.view_features, shown.view_features)
     assert torch.equal(bare.feature, bare.view_features)
@@ -361,7 +361,7 @@ def test_where_features_of_views_are_asked_for_they_count_in_the_statistics():
 
 @pytest.mark.parametrize("show", [turned, partly_turned])
 @pytest.mark.parametrize(("name", "need"), [*((name, BOTH) for name in WITH_STATISTICS), ("resnet18", ~Need.NOTHING)])
-def test_other_views_are_normalised_among_themselves_and_come_back_in_their_places(name, need, show):
+def test_other_views_are_normalized_among_themselves_and_come_back_in_their_places(name, need, show):
     made, reference = copies(2, auxiliaries=len(ACTIVATIONS[name]), backbone=name)
     shown = show(LARGER)
     picked = range(len(shown.rows)) if shown.picked is None else shown.picked.tolist()

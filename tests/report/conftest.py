@@ -102,8 +102,8 @@ def made_up_confusion(
 
 def made_up_embedding(rng: np.random.Generator, classes: int, order: float) -> dict[str, Any]:
     labels = np.repeat(np.arange(classes), max(1, 1000 // classes))
-    centres = rng.normal(0, 30, (classes, 2))
-    points = centres[labels] + rng.normal(0, 3 / order**2, (len(labels), 2))
+    centers = rng.normal(0, 30, (classes, 2))
+    points = centers[labels] + rng.normal(0, 3 / order**2, (len(labels), 2))
     return {"points": points.round(3).tolist(), "labels": labels.tolist()}
 
 

@@ -180,12 +180,12 @@ def test_one_key_is_not_given_to_different_class_orders(make_run, tmp_path):
     for run in runs:
         (run / "report.html").touch()
     page = read(write_comparison(runs, tmp_path / "all.html"))
-    assert "learnt the classes in different orders" in page.text
+    assert "learned the classes in different orders" in page.text
 
 
 def test_a_place_that_can_not_be_written_is_named(make_run, tmp_path):
     run = make_run(optional=False)
     (run / "report.html").touch()
     (tmp_path / "file").touch()
-    with pytest.raises(EtagError, match=r"file/report\.html can not be written"):
+    with pytest.raises(EtagError, match=r"file/report\.html cannot be written"):
         write_comparison([run], tmp_path / "file" / "report.html")

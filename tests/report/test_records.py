@@ -45,9 +45,9 @@ def test_a_directory_without_metrics_is_no_finished_run(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"{", "can not be used: Invalid JSON"),
-        (b'{"method": "etag"}', "can not be used: data: Field required"),
-        (b"\xff\xfe", "can not be read"),
+        (b"{", "cannot be used: Invalid JSON"),
+        (b'{"method": "etag"}', "cannot be used: data: Field required"),
+        (b"\xff\xfe", "cannot be read"),
     ],
 )
 def test_broken_metrics_are_refused_by_name(make_run, content, reason):
@@ -71,7 +71,7 @@ def test_broken_metrics_are_refused_by_name(make_run, content, reason):
 )
 def test_shapes_that_do_not_fit_are_refused(make_run, changes, reason):
     run = make_run(classes=(2, 2), split="b2-1x2", **changes)
-    with pytest.raises(EtagError, match=rf"metrics\.json can not be used: .*{reason}"):
+    with pytest.raises(EtagError, match=rf"metrics\.json cannot be used: .*{reason}"):
         read_run(run)
 
 
@@ -81,7 +81,7 @@ def test_an_embedding_that_does_not_fit_is_refused(make_run):
     with pytest.raises(EtagError, match=r"embedding\.json has labels beyond the 10 classes"):
         read_run(run)
     (run / "embedding.json").write_text(json.dumps({"points": [[0, 0]], "labels": [1, 2]}))
-    with pytest.raises(EtagError, match=r"embedding\.json can not be used: there are 1 points but 2 labels"):
+    with pytest.raises(EtagError, match=r"embedding\.json cannot be used: there are 1 points but 2 labels"):
         read_run(run)
 
 

@@ -26,9 +26,9 @@ def test_a_known_method_always_looks_the_same():
     assert method_looks(["lwf", "fine"])[0] == METHOD_LOOKS["lwf"]
 
 
-def test_methods_on_one_picture_differ_in_colour_while_there_are_colours():
+def test_methods_on_one_picture_differ_in_color_while_there_are_colors():
     for methods in (["dgr", "tag"], ["gfr", "b2", "lwf", "lucir"], ["bir", "gc", "abd", "etag"], ["a", "b", "etag"]):
-        assert len({look.colour for look in method_looks(methods)}) == len(methods)
+        assert len({look.color for look in method_looks(methods)}) == len(methods)
 
 
 def test_no_two_look_alike():
@@ -58,9 +58,9 @@ def test_names_in_pictures_fit_and_can_be_drawn(name, text):
     assert drawable(name, number=7, limit=9) == text
 
 
-def test_a_method_and_its_e_variant_share_a_colour_but_not_a_line():
+def test_a_method_and_its_e_variant_share_a_color_but_not_a_line():
     gfr, egfr, etag = family_looks(["gfr", "egfr", "etag"])
-    assert gfr.colour == egfr.colour != etag.colour
+    assert gfr.color == egfr.color != etag.color
     assert (gfr.line, egfr.line, etag.line) == ("--", "-", "-")
     assert family_looks(["gfr", "etag"])[0].line == "-"  # alone it needs no distinction
 

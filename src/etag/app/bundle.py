@@ -93,7 +93,7 @@ def written_name(name: Name) -> Any:
         return {"tuple": [written_name(part) for part in name]}
     if name is None or isinstance(name, str | bool | int | float):
         return name
-    raise EtagError(f"the class {name!r} can not be saved: names are text, numbers, or tuples of these.")
+    raise EtagError(f"the class {name!r} cannot be saved: names are text, numbers, or tuples of these.")
 
 
 def _read(written: Any) -> Name:
@@ -156,7 +156,7 @@ class Bundle:
             self._versions.mkdir(parents=True, exist_ok=True)
             (self.path / ".lock").touch()
         except OSError as error:
-            raise EtagError(f"the bundle '{self.path}' can not be written: {error.strerror}.") from error
+            raise EtagError(f"the bundle '{self.path}' cannot be written: {error.strerror}.") from error
         try:
             with locked(self.path / ".lock", f"another process changes '{self.path}': wait for it."):
                 yield
@@ -279,7 +279,7 @@ class Bundle:
             yield
         except UNREADABLE as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise EtagError(f"the bundle '{self.path}' can not be read: {reason}.") from error
+            raise EtagError(f"the bundle '{self.path}' cannot be read: {reason}.") from error
 
 
 def _answers(method: Method, name: str) -> bool:
@@ -287,6 +287,6 @@ def _answers(method: Method, name: str) -> bool:
     return name.partition(".")[0] in method.answering and not name.startswith("solver.auxiliaries.")
 
 
-def learnt_on(about: About, lesson: Lesson, **changes: Any) -> About:
+def learned_on(about: About, lesson: Lesson, **changes: Any) -> About:
     """What is known after another lesson."""
     return replace(about, history=(*about.history, lesson), **changes)

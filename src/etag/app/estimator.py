@@ -18,7 +18,7 @@ from etag.app.bundle import About, Bundle, Classifier, Name
 from etag.app.folders import image_files, lesson_files, material
 from etag.app.learning import Material, learn
 from etag.app.lessons import begin, go_on
-from etag.app.predicting import probabilities, without_labels
+from etag.app.predicting import probabilities, unlabeled_images
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.folders import list_classes
@@ -97,7 +97,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         about = self._about(known, len(names), pixels.shape[-1], pixels.shape[1])
         if pixels.shape[1] != about.channels:
             raise EtagError(
-                f"these images have {pixels.shape[1]} channels, but those learnt before {about.channels}."
+                f"these images have {pixels.shape[1]} channels, but those learned before {about.channels}."
             )
         number = {name: place for place, name in enumerate(order)}
         images = MemoryImages(pixels, torch.tensor([number[name] for name in names])).resized(about.preprocess.size)
@@ -111,8 +111,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         said = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
         if known is None:
             about = begin(images, said | {"model.width": self.width or 16})
-            grey = replace(about.preprocess, mean=(0.5,), std=(0.25,))
-            return about if channels == 3 else replace(about, channels=1, preprocess=grey)
+            gray = replace(about.preprocess, mean=(0.5,), std=(0.25,))
+            return about if channels == 3 else replace(about, channels=1, preprocess=gray)
         train = {key: value for key, value in said.items() if key.startswith("train.")}
         return go_on(known, images, train)
 
@@ -128,7 +128,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         images = self._images(about, X)
         if images.pixels.shape[1] != about.channels:
             raise EtagError(
-                f"these images have {images.pixels.shape[1]} channels, but those learnt {about.channels}."
+                f"these images have {images.pixels.shape[1]} channels, but those learned {about.channels}."
             )
         found: np.ndarray[Any, np.dtype[np.float32]] = probabilities(classifier, about, images.pixels).numpy()
         return found
@@ -136,7 +136,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _images(self, about: About, X: Any) -> MemoryImages:
         """As the bundle takes them; a file, a folder or a pattern stands for the files that `etag predict` reads."""
         if isinstance(X, str | Path):
-            return without_labels(list(image_files([str(X)])), about, workers=1).in_memory()
+            return unlabeled_images(list(image_files([str(X)])), about, workers=1).in_memory()
         pixels = as_pixels(X)
         return MemoryImages(pixels, torch.zeros(len(pixels)).long()).resized(about.preprocess.size)
 
@@ -256,7 +256,7 @@ def _split(images: MemoryImages, names: Sequence[Name]) -> tuple[MemoryImages, M
     counts = images.labels.bincount(minlength=len(names))
     if scarce := [repr(name) for name, count in zip(names, counts.tolist(), strict=True) if count < 2]:
         raise EtagError(
-            f"classes with a single image ({', '.join(scarce)}) can not be learnt and judged: add images."
+            f"classes with a single image ({', '.join(scarce)}) cannot be learned and judged: add images."
         )
     held = torch.zeros(len(images), dtype=torch.bool)
     for label in range(len(names)):

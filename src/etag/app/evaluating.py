@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from etag.app.bundle import About, Bundle, Classifier, Name
-from etag.app.predicting import BATCH, probabilities, without_labels
+from etag.app.predicting import BATCH, probabilities, unlabeled_images
 from etag.core.errors import EtagError
 from etag.data.folders import as_images, list_classes, list_images
-from etag.data.images import FileImages, complaint
+from etag.data.images import FileImages, unreadable_error
 from etag.evaluation.calibration import calibration_error, unknown_auroc
 
 
@@ -70,7 +70,7 @@ def _all(classifier: Classifier, about: About, images: FileImages) -> Tensor:
         rows.append(probabilities(classifier, about, pixels))
         unreadable += failed
     if unreadable:
-        raise complaint(unreadable)
+        raise unreadable_error(unreadable)
     return torch.cat(rows)
 
 
@@ -78,7 +78,7 @@ def _unknown(classifier: Classifier, about: About, folder: Path, workers: int) -
     files = list_images(folder)
     if not files:
         raise EtagError(f"there are no images in '{folder}'.")
-    return _all(classifier, about, without_labels(files, about, workers))
+    return _all(classifier, about, unlabeled_images(files, about, workers))
 
 
 def _draw(found: Evaluation, about: About, out: Path) -> None:

@@ -21,7 +21,7 @@ SAMPLES = 5
 
 
 class _FromPixels(nn.Module):
-    """From pixels between 0 and 1 to probabilities: normalisation is inside."""
+    """From pixels between 0 and 1 to probabilities: normalization is inside."""
 
     def __init__(self, classifier: Classifier, about: About) -> None:
         super().__init__()
@@ -138,4 +138,4 @@ def _write(out: Path, data: bytes, worst: float) -> None:
     try:
         write_atomically(out, data)
     except OSError as error:
-        raise EtagError(f"'{out}' can not be written: {error.strerror}.") from error
+        raise EtagError(f"'{out}' cannot be written: {error.strerror}.") from error

@@ -1,4 +1,4 @@
-"""From folders of images to lessons, and from paths to images that are to be recognised."""
+"""From folders of images to lessons, and from paths to images that are to be recognized."""
 
 import glob
 import json

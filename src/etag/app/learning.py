@@ -12,16 +12,16 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from etag.app.bundle import About, Bundle, Lesson, Name, learnt_on, logarithmic, new_method
+from etag.app.bundle import About, Bundle, Lesson, Name, learned_on, logarithmic, new_method
 from etag.core.files import checksum, write_atomically
 from etag.core.scenario import ImageSet, Task
 from etag.engine.engine import Engine
 from etag.engine.progress import ProgressBars
 from etag.engine.runtime import Runtime, launch
 from etag.evaluation.calibration import fit_temperature
-from etag.evaluation.evaluate import scores_sweep
+from etag.evaluation.evaluate import scores_pass
+from etag.experiments.checkpointer import Stop, TaskCheckpointer
 from etag.experiments.estimate import seconds_of_task
-from etag.experiments.journal import Stop, TaskJournal
 from etag.methods.base import Method
 
 IMAGINED = 100  # features of each class, made to judge and calibrate by
@@ -68,7 +68,7 @@ def _lesson(
     method, task = _begun(runtime, bundle, about, material, say)
     _make_ready(bundle, about, material)
     stop = Stop(runtime.highest)
-    journal = TaskJournal(
+    checkpointer = TaskCheckpointer(
         bundle.work / "checkpoints",
         method,
         task.index,
@@ -78,16 +78,16 @@ def _lesson(
         stop=stop,
         say=say,
     )
-    if journal.where:
-        say(f"going on at {journal.where}, where this lesson was cut.")
+    if checkpointer.where:
+        say(f"going on at {checkpointer.where}, where this lesson was cut.")
     with ExitStack() as open_things:
         open_things.enter_context(stop.listening(say))
         bars = ProgressBars(console, f"learning {len(material.names)} classes", [len(task.train)])
         open_things.callback(bars.close)
         engine = Engine(runtime, [bars])
         plan = method.refine(task, len(about.history)) if material.update else method.whole_task(task)
-        engine.execute(plan, journal)
-        outcome = _judged(engine, method, about, material, task, journal.seconds)
+        engine.execute(plan, checkpointer)
+        outcome = _judged(engine, method, about, material, task, checkpointer.seconds)
         if runtime.leader:
             bundle.write(method, outcome.about)
         found.append(outcome)
@@ -111,8 +111,8 @@ def _begun(
         index=len(about.task_sizes),
         old=old,
         new=new,
-        train=_relabelled(material.train, places),
-        test=_relabelled(material.held_out, places),
+        train=_relabeled(material.train, places),
+        test=_relabeled(material.held_out, places),
         base=about.task_sizes[0] if about.task_sizes else new,
     )
     if new:
@@ -120,9 +120,9 @@ def _begun(
     return method, task
 
 
-def _relabelled(images: Any, places: Tensor) -> Any:
+def _relabeled(images: Any, places: Tensor) -> Any:
     """The same images; labels are places among all classes."""
-    return images.relabelled(places[images.labels])
+    return images.relabeled(places[images.labels])
 
 
 def _make_ready(bundle: Bundle, about: About, material: Material) -> None:
@@ -139,8 +139,8 @@ def _make_ready(bundle: Bundle, about: About, material: Material) -> None:
 def _judged(engine: Engine, method: Method, about: About, material: Material, task: Task, seconds: float) -> Outcome:
     """What the method can do now; probabilities calibrated by held-out images and by what is imagined of old ones."""
     predictor, placement = method.predictor(), method.context.placement
-    swept = engine.sweep(scores_sweep(task.test, method.solver, predictor, method.context.preprocess, placement))
-    scores, labels = logarithmic(predictor, swept["scores"]).cpu(), swept["labels"].cpu()
+    found = engine.run_pass(scores_pass(task.test, method.solver, predictor, method.context.preprocess, placement))
+    scores, labels = logarithmic(predictor, found["scores"]).cpu(), found["labels"].cpu()
     right = (scores.argmax(1) == labels).double()
     known = (*about.classes, *material.names)
     per_class = {name: right[labels == known.index(name)].mean().item() for name in material.names}
@@ -161,7 +161,7 @@ def _judged(engine: Engine, method: Method, about: About, material: Material, ta
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         kind="update" if material.update else "learn",
     )
-    now = learnt_on(
+    now = learned_on(
         about,
         lesson,
         task_sizes=about.task_sizes if material.update else (*about.task_sizes, len(material.names)),

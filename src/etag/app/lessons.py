@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etag.app import settings as automatic
-from etag.app.bundle import About, Bundle, Lesson, Name, learnt_on
+from etag.app.bundle import About, Bundle, Lesson, Name, learned_on
 from etag.app.folders import lesson_files, material
 from etag.app.learning import Material, Outcome, expected_seconds, learn
 from etag.core.errors import EtagError
@@ -19,7 +19,7 @@ from etag.report.formats import duration
 
 RECIPE = "learn"
 FAR_FEWER = 10  # times fewer images than the largest class has
-FIXED = ("method", "seed", "model", "data")  # what a bundle can not change once it has begun
+FIXED = ("method", "seed", "model", "data")  # what a bundle cannot change once it has begun
 
 
 def learn_folder(
@@ -33,7 +33,7 @@ def learn_folder(
     dry_run: bool = False,
     verbose: bool = True,
 ) -> Outcome | None:
-    """Learn the classes in a folder; the bundle is made if it is not there. Nothing is learnt in a dry run."""
+    """Learn the classes in a folder; the bundle is made if it is not there. Nothing is learned in a dry run."""
     bundle = Bundle(model)
     with bundle.locked():
         about = bundle.about() if bundle.exists() else None
@@ -77,7 +77,7 @@ def go_on(about: About, images: int, given: dict[str, Any], settings: Sequence[s
     asked = {*given, *map(_key, settings)}
     if fixed := sorted(key for key in asked if key.split(".")[0] in FIXED):
         raise EtagError(
-            f"a bundle keeps what it began with, so {', '.join(fixed)} can not be set now: only train.* can."
+            f"a bundle keeps what it began with, so {', '.join(fixed)} cannot be set now: only train.* can."
         )
     now = _with_length(images, {"method": about.config.method.name} | given, settings)
     return replace(about, config=about.config.model_copy(update={"train": now.train}))
@@ -109,7 +109,7 @@ def _announce(bundle: Bundle, about: About, lesson: Material, say: Callable[[str
         f"{config.method.name}, {length} of {training.batch_size} images."
     )
     if rare := _rare(lesson):
-        say(f"rare classes are recognised less often; add images if you can: {', '.join(rare)}.")
+        say(f"rare classes are recognized less often; add images if you can: {', '.join(rare)}.")
     say(f"this should take about {duration(expected_seconds(bundle, about, lesson))}.")
 
 
@@ -133,7 +133,7 @@ def forget_class(model: Path, name: Name) -> About:
         lesson = Lesson((), 0, 0, None, 0.0, datetime.now(UTC).isoformat(timespec="seconds"), "forget")
         history = tuple(replace(past, classes=_without(past.classes, name)) for past in about.history)
         left = replace(about, classes=_without(about.classes, name), history=history)
-        about = learnt_on(left, lesson, task_sizes=tuple(method.task_sizes))
+        about = learned_on(left, lesson, task_sizes=tuple(method.task_sizes))
         bundle.write(method, about)
         bundle.drop_versions()
         return about

@@ -1,4 +1,4 @@
-"""Recognising images with a bundle."""
+"""Recognizing images with a bundle."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ BATCH = 256
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """What an image shows, the likeliest first; or why it could not be read."""
 
     path: str
@@ -31,12 +31,12 @@ def probabilities(classifier: Classifier, about: About, pixels: Tensor) -> Tenso
     return torch.cat(rows) if rows else torch.empty(0, len(about.classes))
 
 
-def without_labels(files: Sequence[str], about: About, workers: int) -> FileImages:
+def unlabeled_images(files: Sequence[str], about: About, workers: int) -> FileImages:
     """Files as images of the size that the bundle takes."""
     return FileImages(np.array(files), torch.zeros(len(files)).long(), about.preprocess.size, workers)
 
 
-def recognise(
+def predict_files(
     classifier: Classifier,
     about: About,
     files: Sequence[str],
@@ -44,13 +44,13 @@ def recognise(
     top: int = 1,
     reject: bool = False,
     workers: int = 1,
-) -> Iterator[Answer]:
+) -> Iterator[Prediction]:
     """An answer for every file, in their order; files are decoded ahead of what is computed.
 
     With `reject`, an image whose likeliest class is less probable than the bundle's threshold shows none of them: its
     answer has no class.
     """
-    images = without_labels(files, about, workers)
+    images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
     for batch, (rows, pixels, complaints) in zip(batches, images.readable(batches), strict=True):
         found = dict(zip(rows.tolist(), probabilities(classifier, about, pixels), strict=True))
@@ -63,12 +63,14 @@ def recognise(
             )
 
 
-def _answer(path: str, likely: Tensor, about: About, top: int, reject: bool) -> Answer:
+def _answer(path: str, likely: Tensor, about: About, top: int, reject: bool) -> Prediction:
     best = likely.topk(min(top, len(likely)))
     if reject and best.values[0] < about.threshold:
-        return Answer(path)
-    return Answer(path, tuple(about.classes[place] for place in best.indices.tolist()), tuple(best.values.tolist()))
+        return Prediction(path)
+    return Prediction(
+        path, tuple(about.classes[place] for place in best.indices.tolist()), tuple(best.values.tolist())
+    )
 
 
-def _failed(complaint: str, path: str) -> Answer:
-    return Answer(path, error=complaint.removeprefix(f"{path} (").removesuffix(")"))
+def _failed(unreadable_error: str, path: str) -> Prediction:
+    return Prediction(path, error=unreadable_error.removeprefix(f"{path} (").removesuffix(")"))

@@ -1,4 +1,4 @@
-"""What a bundle stores of the images it learnt from, said plainly."""
+"""What a bundle stores of the images it learned from, said plainly."""
 
 from etag.app.bundle import Bundle
 from etag.methods.registry import METHODS

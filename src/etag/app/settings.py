@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from etag.data.decode import Unreadable, image_size
-from etag.data.images import complaint
+from etag.data.decode import UnreadableImage, image_size
+from etag.data.images import unreadable_error
 
 LOOKED_AT = 200  # files whose size is looked at
 SIDES = (
@@ -36,9 +36,9 @@ def _side(files: Sequence[str], large: bool) -> int:
     for file in files[:: max(1, len(files) // LOOKED_AT)]:
         try:
             sizes.append(min(image_size(file)))
-        except Unreadable as reason:
+        except UnreadableImage as reason:
             unreadable.append(f"{file} ({reason})")
     if unreadable:
-        raise complaint(unreadable)
+        raise unreadable_error(unreadable)
     median = statistics.median(sizes)
     return max([side for side in (*SIDES, *((224,) if large else ())) if side <= median], default=SIDES[0])

@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 def run(
     recipe: Annotated[str | None, typer.Argument(help="Name or file of a recipe (see `etag recipes`).")] = None,
     method: Annotated[str | None, typer.Option(help="What learns (see `etag methods`).")] = None,
-    data: Annotated[str | None, typer.Option(help="What is learnt (see `etag data`).")] = None,
+    data: Annotated[str | None, typer.Option(help="What is learned (see `etag data`).")] = None,
     split: Annotated[str | None, typer.Option(help="How it is cut: b50-5x10 is 50 classes, then 5 x 10.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random, the class order included.")] = None,
     preset: Annotated[

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from etag.app.learning import Outcome
-    from etag.app.predicting import Answer
+    from etag.app.predicting import Prediction
 
 app = typer.Typer()
 models = typer.Typer(help="The versions of a bundle.", no_args_is_help=True)
@@ -23,7 +23,7 @@ NONE_OF_THESE = "(none of these)"
 
 @app.command()
 def learn(
-    model: Annotated[Path, typer.Argument(help="The bundle: made on the first call, then learnt on.")],
+    model: Annotated[Path, typer.Argument(help="The bundle: made on the first call, then learned on.")],
     images: Annotated[Path, typer.Argument(help="A folder of new classes, a sub-folder of images each.")],
     update: Annotated[
         bool, typer.Option("--update", help="The images are more of classes that are known already.")
@@ -58,7 +58,7 @@ def _print_outcome(model: Path, outcome: "Outcome") -> None:
     from etag.report.formats import data_size, duration
 
     lesson = outcome.lesson
-    typer.echo(f"learnt {len(lesson.classes)} classes from {lesson.images} images in {duration(lesson.seconds)}.")
+    typer.echo(f"learned {len(lesson.classes)} classes from {lesson.images} images in {duration(lesson.seconds)}.")
     typer.echo(
         f"new classes, on {lesson.held_out} images held out: {lesson.accuracy:.1%} right, all classes competing"
     )
@@ -68,8 +68,8 @@ def _print_outcome(model: Path, outcome: "Outcome") -> None:
         before = [f"{old.accuracy:.1%}" for old in outcome.about.history[:-1] if old.accuracy is not None]
         typer.echo(
             f"old classes: no image of them is kept to ask. Of what the generator makes of them "
-            f"{outcome.old_accuracy:.1%} is recognised, which is more than of real images: of those held out it was "
-            f"{', then '.join(before)} when they were learnt."
+            f"{outcome.old_accuracy:.1%} is recognized, which is more than of real images: of those held out it was "
+            f"{', then '.join(before)} when they were learned."
         )
     sizes = Bundle(model).sizes()
     typer.echo(
@@ -93,23 +93,23 @@ def predict(
     ] = False,
     workers: Workers = 1,
 ) -> None:
-    """What images show. Files that can not be read are named and do not stop the rest."""
+    """What images show. Files that cannot be read are named and do not stop the rest."""
     from etag.app.bundle import Bundle
     from etag.app.folders import image_files
-    from etag.app.predicting import recognise
+    from etag.app.predicting import predict_files
 
     classifier, about = Bundle(model).classifier()
     given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     files = list(image_files(given))
-    answers = recognise(classifier, about, files, top=top, reject=reject, workers=workers)
+    answers = predict_files(classifier, about, files, top=top, reject=reject, workers=workers)
     unreadable = _write_answers(answers, form)
     for answer in unreadable:
-        typer.echo(f"{answer.path} can not be read: {answer.error}.", err=True)
+        typer.echo(f"{answer.path} cannot be read: {answer.error}.", err=True)
     if unreadable:
         raise typer.Exit(1)
 
 
-def _write_answers(answers: Iterable["Answer"], form: str) -> "list[Answer]":
+def _write_answers(answers: Iterable["Prediction"], form: str) -> "list[Prediction]":
     """Write what is known; those that could not be read."""
     failed = []
     rows = csv.writer(sys.stdout, lineterminator="\n")

@@ -167,7 +167,7 @@ def _mean(group: "Sequence[Row]") -> float:
 
 
 def _now(group: "Sequence[Row]") -> str:
-    running = [f"seed {row.run.config.seed}: {row.tasks} tasks learnt" for row in group if row.state == "running"]
+    running = [f"seed {row.run.config.seed}: {row.tasks} tasks learned" for row in group if row.state == "running"]
     return "; ".join([*running, *(f"failed: {row.reason}" for row in group if row.state == "failed")])
 
 

@@ -12,7 +12,7 @@ class Diverged(EtagError):
     """Training came to numbers that are none."""
 
 
-def choose(kind: str, name: str, known: Iterable[str]) -> EtagError:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> EtagError:
     """The error for a name that is not among the known ones, with the nearest right one."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)

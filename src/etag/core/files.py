@@ -21,7 +21,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with room_for(path):
+        with disk_full_error(path):
             with aside.open("wb") as file:
                 file.write(data)
                 file.flush()
@@ -33,7 +33,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def room_for(path: Path) -> Iterator[None]:
+def disk_full_error(path: Path) -> Iterator[None]:
     """Say in people's words when the disk is full."""
     try:
         yield
@@ -55,7 +55,7 @@ def _flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def is_part(path: Path) -> bool:
+def is_partial(path: Path) -> bool:
     """Whether it is what a killed process left of a file it was writing."""
     return path.name.startswith(".") and path.name.endswith(".part")
 

@@ -30,12 +30,12 @@ def _alike(lower: Any, upper: Any) -> bool:
     return "kind" not in upper or upper["kind"] == lower.get("kind")
 
 
-def mistake(error: ValidationError, origin: str) -> EtagError:
+def file_error(error: ValidationError, origin: str) -> EtagError:
     """The first thing that is wrong in a file, in a sentence."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     reason = first["msg"].removeprefix("Value error, ")
-    return EtagError(f"{origin} can not be used: {where + ': ' if where else ''}{reason}.")
+    return EtagError(f"{origin} cannot be used: {where + ': ' if where else ''}{reason}.")
 
 
 class Options(BaseModel):
@@ -48,10 +48,10 @@ Schedule = Literal["constant", "step", "milestones", "cosine", "onecycle", "plat
 
 
 class TrainOptions(Options):
-    """How one network is trained: optimiser, schedule, length. The defaults are the paper's, for its solver."""
+    """How one network is trained: optimizer, schedule, length. The defaults are the paper's, for its solver."""
 
     epochs: PositiveInt = 100
-    steps: PositiveInt | None = Field(None, description="length in optimiser steps; replaces `epochs`")
+    steps: PositiveInt | None = Field(None, description="length in optimizer steps; replaces `epochs`")
     length: PositiveFloat = Field(
         1.0, description="factor on the length and on the places of all decays: 0.5 is half the training"
     )
@@ -64,7 +64,7 @@ class TrainOptions(Options):
     )
     batch_size: PositiveInt = Field(128, description="images per step over all processes together")
     drop_last: bool = Field(True, description="leave out the short last batch of an epoch, if there is a full one")
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd"] = "adam"
     lr: PositiveFloat = Field(1e-3, description="learning rate; the peak for `onecycle`")
     weight_decay: NonNegativeFloat = Field(2e-4, description="L2 penalty, coupled as in Adam's original form")
     momentum: NonNegativeFloat = Field(0.9, description="of SGD")
@@ -93,7 +93,7 @@ class TrainOptions(Options):
             raise ValueError("start_size grows with the epochs; it does not go with a length in steps")
         if self.base:
             if "base" in self.base:
-                raise ValueError("base can not hold another base")
+                raise ValueError("base cannot hold another base")
             self.for_task(0)
         return self
 

@@ -21,7 +21,7 @@ class Need(Flag):
 
 
 @dataclass(frozen=True)
-class Shown:
+class Views:
     """What a solver is shown of a batch: the images, and behind them other views of them."""
 
     rows: Tensor
@@ -42,7 +42,7 @@ class Outputs:
     auxiliary: list[Tensor] = field(default_factory=list)
 
 
-def needed(value: V | None) -> V:
+def require(value: V | None) -> V:
     """A part of Outputs that was asked for: its absence is a mistake in our code, not the user's."""
     if value is None:
         raise RuntimeError("this output was not asked for: declare it in the term's or predictor's need")

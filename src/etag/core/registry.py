@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from etag.core.errors import EtagError, choose
+from etag.core.errors import EtagError, unknown_name
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         self._load()
         if name not in self._items:
-            raise choose(self.kind, name, self)
+            raise unknown_name(self.kind, name, self)
         return self._items[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ImageSet(Protocol):
-    """Labelled images that can be read by rows, as uint8 of shape (n, channels, height, width)."""
+    """Labeled images that can be read by rows, as uint8 of shape (n, channels, height, width)."""
 
     @property
     def labels(self) -> Tensor:
@@ -44,7 +44,7 @@ class Task:
 
     @property
     def seen(self) -> int:
-        """Classes known once this task is learnt."""
+        """Classes known once this task is learned."""
         return self.old + self.new
 
     @property

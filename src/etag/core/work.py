@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from etag.core.options import TrainOptions
-from etag.core.outputs import Need, Outputs, Shown
+from etag.core.outputs import Need, Outputs, Views
 from etag.core.random import Draws
 
 
@@ -21,7 +21,7 @@ class Batch:
     __slots__ = ("draws", "inputs", "labels", "total")
 
     def __init__(self, inputs: Tensor, labels: Tensor, draws: Draws, total: int) -> None:
-        self.inputs = inputs  # normalised images, or features
+        self.inputs = inputs  # normalized images, or features
         self.labels = labels
         self.draws = draws
         self.total = total  # rows of the global batch
@@ -45,7 +45,7 @@ class Step:
     """All that a term may look at."""
 
     batch: Batch
-    shown: Shown
+    shown: Views
     student: Outputs
     teacher: Outputs
 
@@ -62,8 +62,8 @@ class Term:
     second_order: bool = False  # it differentiates a gradient
 
 
-class Moments(nn.Module):
-    """What an optimiser remembers of each parameter, kept from one phase to the next like anything else that is kept.
+class OptimizerState(nn.Module):
+    """What an optimizer remembers of each parameter, kept from one phase to the next like anything else that is kept.
 
     Parameters are known by the names they have in the phase's module. One that has grown since keeps what is
     remembered of its old rows.
@@ -97,14 +97,16 @@ def _buffer_name(parameter: str, key: str) -> str:
 
 
 @dataclass(frozen=True)
-class Player:
+class ParameterGroup:
     """Parameters that are stepped together. A GAN phase has two; most phases have one."""
 
     parameters: list[nn.Parameter]
     name: str = ""  # passed to the module as `player` when the phase has several
     every: int = 1  # steps from one turn to the next
     training: TrainOptions | None = None  # where it differs from the phase's
-    moments: Moments | None = None  # what its optimiser begins with and leaves behind; None begins anew
+    optimizer_state: OptimizerState | None = (
+        None  # what its optimizer begins with and leaves behind; None begins anew
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Phase:
     name: str
     module: nn.Module
     batches: Batches
-    players: tuple[Player, ...]
+    groups: tuple[ParameterGroup, ...]
     training: TrainOptions
     batch_norm: Literal["train", "frozen"] = "train"  # whether statistics follow the data
     validation: Batches | None = None  # watched by the plateau schedule
@@ -128,13 +130,13 @@ class Phase:
 
     @property
     def steps(self) -> int:
-        """Length in optimiser steps."""
+        """Length in optimizer steps."""
         return self.training.steps or self.training.epochs * len(self.batches)
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """A deterministic pass without an optimiser step; its result is gathered over all processes.
+class DataPass:
+    """A deterministic pass without an optimizer step; its result is gathered over all processes.
 
     The module, in evaluation mode, maps a batch to named tensors. `concat` keeps their rows in the order of the
     data; `sum` adds them up.
@@ -149,10 +151,10 @@ class Sweep:
 
 
 # A method yields its work piece by piece and is sent each sweep's result.
-Plan = Generator[Phase | Sweep, Any, None]
+Plan = Generator[Phase | DataPass, Any, None]
 
 
-class Journal(Protocol):
+class Checkpointer(Protocol):
     """Remembers the work of a task while it is done, piece by piece, so that a run that was cut can go on.
 
     Pieces are counted in the order in which the method yields them.
@@ -178,17 +180,17 @@ class Journal(Protocol):
         """A piece is finished."""
 
 
-class Listener(Protocol):
+class Callback(Protocol):
     """Hears what goes on: progress bars and logs."""
 
-    def begin_task(self, index: int) -> None:
+    def on_task_begin(self, index: int) -> None:
         """What follows belongs to this task."""
 
-    def started(self, name: str, steps: int, epochs: int) -> None:
+    def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:
         """A phase or sweep begins."""
 
-    def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
+    def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
         """Some steps were made: `terms` are those of the last one, `rows` the images since the last call."""
 
-    def finished(self, name: str, seconds: float) -> None:
+    def on_phase_end(self, name: str, seconds: float) -> None:
         """It ended."""

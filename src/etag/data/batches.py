@@ -20,7 +20,7 @@ class _Order:
     def __init__(self, rows: int, size: int, stream: Stream, placement: Placement, shuffle: bool, drop_last: bool):
         if shuffle and size % placement.world:
             raise EtagError(
-                f"a batch of {size} can not be shared evenly by {placement.world} processes: "
+                f"a batch of {size} cannot be shared evenly by {placement.world} processes: "
                 "choose a batch_size that they divide."
             )
         self.rows, self.size = rows, size
@@ -46,7 +46,7 @@ class _Order:
 
 
 class ImageBatches:
-    """Normalised images; augmented ones unless `augment` is off; of the side that `side` says for an epoch."""
+    """Normalized images; augmented ones unless `augment` is off; of the side that `side` says for an epoch."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""From an image file to pixels. What can not be read is said in words, never in a traceback."""
+"""From an image file to pixels. What cannot be read is said in words, never in a traceback."""
 
 import warnings
 from pathlib import Path
@@ -18,15 +18,15 @@ FORMATS = (
 )  # GIFs are often misnamed; other readers of Pillow's need not meet a stranger's bytes
 
 
-class Unreadable(Exception):
+class UnreadableImage(Exception):
     """A file that holds no image that can be decoded; the text says why."""
 
 
 def decode(path: str | Path, side: int) -> Pixels:
-    """The image in colour, upright, resized to side x side: uint8, channels first."""
+    """The image in color, upright, resized to side x side: uint8, channels first."""
     with _opened(path) as image:
         image.draft("RGB", (side, side))  # lets a large JPEG be decoded at a smaller scale
-        upright = _in_colour(ImageOps.exif_transpose(image))
+        upright = _in_color(ImageOps.exif_transpose(image))
         if upright.size != (side, side):
             upright = upright.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
         return np.ascontiguousarray(np.asarray(upright).transpose(2, 0, 1))
@@ -55,22 +55,22 @@ class _opened:
             self._image = Image.open(self._path, formats=FORMATS)
         except Exception as error:
             self._caught.__exit__(None, None, None)
-            raise Unreadable(_reason(error)) from error
+            raise UnreadableImage(_reason(error)) from error
         return self._image
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._caught.__exit__(None, None, None)
         self._image.close()
-        if isinstance(error, Exception) and not isinstance(error, Unreadable):
-            raise Unreadable(_reason(error)) from error
+        if isinstance(error, Exception) and not isinstance(error, UnreadableImage):
+            raise UnreadableImage(_reason(error)) from error
 
 
-def _in_colour(image: Image.Image) -> Image.Image:
+def _in_color(image: Image.Image) -> Image.Image:
     if image.mode == "P":  # a palette may hold transparency, which RGB alone would misread
         image = image.convert("RGBA")
-    if image.mode.startswith("I"):  # 16 bits of grey
-        grey = np.asarray(image).astype(np.uint32) >> 8
-        image = Image.fromarray(grey.clip(0, 255).astype(np.uint8))
+    if image.mode.startswith("I"):  # 16 bits of gray
+        gray = np.asarray(image).astype(np.uint32) >> 8
+        image = Image.fromarray(gray.clip(0, 255).astype(np.uint8))
     return image.convert("RGB")
 
 

@@ -94,6 +94,6 @@ def unpack(archive: Path, folder: Path) -> None:
                 shutil.rmtree(folder / entry.name)
             os.replace(entry, folder / entry.name)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise EtagError(f"{archive} can not be unpacked: {error}.") from error
+        raise EtagError(f"{archive} cannot be unpacked: {error}.") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

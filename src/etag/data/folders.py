@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from etag.core.errors import EtagError
-from etag.data.decode import ENDINGS, Unreadable, image_size
-from etag.data.images import FileImages, MemoryImages, complaint
+from etag.data.decode import ENDINGS, UnreadableImage, image_size
+from etag.data.images import FileImages, MemoryImages, unreadable_error
 
 Listing = dict[str, list[str]]  # files of each class
 
@@ -22,7 +22,7 @@ def list_classes(root: Path, fewest: int = 2) -> Listing:
             entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")
         )
     except OSError as error:
-        raise EtagError(f"the image folder '{root}' can not be read: {error.strerror}.") from error
+        raise EtagError(f"the image folder '{root}' cannot be read: {error.strerror}.") from error
     if not folders:
         raise EtagError(f"'{root}' holds no classes: there should be a sub-folder of images for each.")
     if len(folders) < fewest:
@@ -49,7 +49,7 @@ def split_off(listing: Listing) -> tuple[Listing, Listing]:
     scarce = [name for name, files in listing.items() if len(files) < 2]
     if scarce:
         raise EtagError(
-            f"classes with a single image ({', '.join(scarce)}) can not be split into training and testing: add "
+            f"classes with a single image ({', '.join(scarce)}) cannot be split into training and testing: add "
             "images, or make folders train/ and val/."
         )
     train, test = {}, {}
@@ -81,15 +81,15 @@ def write_folders(images: MemoryImages, names: dict[int, str], home: Path, per_c
 
 
 def common_size(files: Sequence[str]) -> int:
-    """The side of the images, if all are squares of one size; files that can not be opened are told all at once."""
+    """The side of the images, if all are squares of one size; files that cannot be opened are told all at once."""
     sizes, unreadable = set(), []
     for file in files:
         try:
             sizes.add(image_size(file))
-        except Unreadable as reason:
+        except UnreadableImage as reason:
             unreadable.append(f"{file} ({reason})")
     if unreadable:
-        raise complaint(unreadable)
+        raise unreadable_error(unreadable)
     if len(sizes) == 1 and len(set(*sizes)) == 1:
         return sizes.pop()[0]
     low, high = min(sizes), max(sizes)

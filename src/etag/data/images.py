@@ -1,4 +1,4 @@
-"""Sets of labelled images: in memory as uint8, or in files that worker processes decode ahead."""
+"""Sets of labeled images: in memory as uint8, or in files that worker processes decode ahead."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from etag.core.errors import EtagError
 from etag.core.scenario import ImageSet
-from etag.data.decode import Unreadable, decode
+from etag.data.decode import UnreadableImage, decode
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class MemoryImages:
         sets = [self, *others]
         return replace(self, pixels=torch.cat([s.pixels for s in sets]), labels=torch.cat([s.labels for s in sets]))
 
-    def relabelled(self, labels: Tensor) -> Self:
-        """The same images, labelled otherwise."""
+    def relabeled(self, labels: Tensor) -> Self:
+        """The same images, labeled otherwise."""
         return replace(self, labels=labels)
 
     def resized(self, side: int) -> Self:
@@ -67,7 +67,7 @@ class FileImages:
         """The images of each list of rows, in order."""
         for _, pixels, unreadable in self.readable(batches):
             if unreadable:
-                raise complaint(unreadable)
+                raise unreadable_error(unreadable)
             yield pixels
 
     def readable(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
@@ -89,8 +89,8 @@ class FileImages:
         files = np.concatenate([s.files for s in sets])
         return replace(self, files=files, labels=torch.cat([s.labels for s in sets]))
 
-    def relabelled(self, labels: Tensor) -> Self:
-        """The same images, labelled otherwise."""
+    def relabeled(self, labels: Tensor) -> Self:
+        """The same images, labeled otherwise."""
         return replace(self, labels=labels)
 
     def resized(self, side: int) -> Self:
@@ -103,7 +103,7 @@ class FileImages:
         return len(self) * 3 * self.side**2
 
     def in_memory(self) -> MemoryImages:
-        """All of them, decoded now. Files that can not be read are told all at once."""
+        """All of them, decoded now. Files that cannot be read are told all at once."""
         # filled piece by piece: keeping what workers send would keep a file open for each piece
         pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
         done, unreadable = 0, []
@@ -112,7 +112,7 @@ class FileImages:
             done += len(piece)
             unreadable += failed
         if unreadable:
-            raise complaint(unreadable)
+            raise unreadable_error(unreadable)
         return MemoryImages(pixels, self.labels)
 
     def _decoded(self, batches: Sequence[Tensor]) -> "DataLoader[Tensor | str]":
@@ -168,7 +168,7 @@ class MixedImages:
         return type(self).of(self, *others)
 
 
-def together(first: ImageSet, second: ImageSet) -> ImageSet:
+def concat_images(first: ImageSet, second: ImageSet) -> ImageSet:
     """One set of two, whatever their kinds."""
     if isinstance(first, MemoryImages) and isinstance(second, MemoryImages):
         return first.join([second])
@@ -176,7 +176,7 @@ def together(first: ImageSet, second: ImageSet) -> ImageSet:
 
 
 class _Files(Dataset[Tensor | str]):
-    """One decoded image an index; the complaint instead, where a file can not be read."""
+    """One decoded image an index; the complaint instead, where a file cannot be read."""
 
     def __init__(self, files: np.ndarray[Any, np.dtype[np.str_]], side: int) -> None:
         self._files, self._side = files, side
@@ -184,7 +184,7 @@ class _Files(Dataset[Tensor | str]):
     def __getitem__(self, index: int) -> Tensor | str:
         try:
             return torch.from_numpy(decode(self._files[index], self._side))
-        except Unreadable as reason:
+        except UnreadableImage as reason:
             return f"{self._files[index]} ({reason})"
 
 
@@ -196,7 +196,7 @@ def _stack(side: int, images: list[Tensor | str]) -> tuple[Tensor, list[int], li
     return torch.stack(pixels) if pixels else none, places, [image for image in images if isinstance(image, str)]
 
 
-def complaint(unreadable: list[str]) -> EtagError:
+def unreadable_error(unreadable: list[str]) -> EtagError:
     """The error that tells of all of them."""
     which, them = ("1 image file", "it") if len(unreadable) == 1 else (f"{len(unreadable)} image files", "them")
-    return EtagError(f"{which} can not be read: {', '.join(unreadable)}; replace or remove {them}.")
+    return EtagError(f"{which} cannot be read: {', '.join(unreadable)}; replace or remove {them}.")

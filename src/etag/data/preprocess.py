@@ -15,10 +15,10 @@ AREAS, RATIOS = (0.08, 1.0), (3 / 4, 4 / 3)  # of a resized crop: share of the a
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Crop, mirror and normalise. Images are square, of `size` pixels a side or more.
+    """Crop, mirror and normalize. Images are square, of `size` pixels a side or more.
 
     Training takes a random window of `size`: of the zero-padded image where it has that size (4 pixels at 32, the
-    same share of other sizes), else of the image itself. Testing takes the centre; so does training where `crop` is
+    same share of other sizes), else of the image itself. Testing takes the center; so does training where `crop` is
     off, because a pixel's place is what counts.
     """
 
@@ -42,18 +42,18 @@ class Preprocess:
             return self.test(images)
         if self.resized_crop:
             box = draws.uniform("crop box", rows, 4)
-            return self._normalise(resized_crop(images, self.size, box, mirror))
+            return self._normalize(resized_crop(images, self.size, box, mirror))
         padding = round(self.size / 8) if images.shape[-1] == self.size else 0
         offsets = images.shape[-1] + 2 * padding - self.size + 1
         down = draws.integers("crop down", 0, offsets, rows)
         right = draws.integers("crop right", 0, offsets, rows)
-        return self._normalise(random_crop(images, self.size, padding, down, right, mirror))
+        return self._normalize(random_crop(images, self.size, padding, down, right, mirror))
 
     def test(self, images: Tensor) -> Tensor:
-        """Inputs without chance: the centre of each image."""
+        """Inputs without chance: the center of each image."""
         start = (images.shape[-1] - self.size) // 2
-        centre = slice(start, start + self.size)
-        return self._normalise(images[:, :, centre, centre])
+        center = slice(start, start + self.size)
+        return self._normalize(images[:, :, center, center])
 
     def pixels(self, inputs: Tensor) -> Tensor:
         """Inputs as pixels between 0 and 1 again."""
@@ -65,7 +65,7 @@ class Preprocess:
         scale, shift = _affine(self.mean, self.std, pixels.device)
         return (pixels * (255 * scale) + shift).contiguous(memory_format=torch.channels_last)
 
-    def _normalise(self, images: Tensor) -> Tensor:
+    def _normalize(self, images: Tensor) -> Tensor:
         """Floats of about zero mean and unit variance, in channels_last order."""
         scale, shift = _affine(self.mean, self.std, images.device)
         # a copy in any case: what is given may be the data itself
@@ -105,6 +105,6 @@ def resized_crop(images: Tensor, size: int, box: Tensor, mirror: Tensor | None) 
 
 @lru_cache(maxsize=8)
 def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    centre, spread = torch.tensor(mean), torch.tensor(std)
+    center, spread = torch.tensor(mean), torch.tensor(std)
     scale = (1 / (255 * spread)).view(1, -1, 1, 1)
-    return scale.to(device), (-centre / spread).view(1, -1, 1, 1).to(device)
+    return scale.to(device), (-center / spread).view(1, -1, 1, 1).to(device)

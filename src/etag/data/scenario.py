@@ -73,7 +73,7 @@ def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise EtagError(f"the class order '{file}' can not be read: {error}.") from error
+        raise EtagError(f"the class order '{file}' cannot be read: {error}.") from error
     try:
         entries = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
@@ -111,7 +111,7 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
         if dataset.shared is None:
             tasks.append(Task(index, old, new, parts[0], parts[1], base=sizes[0]))
         else:
-            again = [images.relabelled(images.labels - old) for images in parts]
+            again = [images.relabeled(images.labels - old) for images in parts]
             tasks.append(Task(index, new * (index > 0), new * (index == 0), again[0], again[1], base=sizes[0]))
         old += new
     tasks = [_judged_by(task, options.held_out) for task in tasks]
@@ -138,11 +138,11 @@ def _check_domains(dataset: Dataset, order: list[int], sizes: list[int]) -> None
 
 
 def _prepared(images: Images, classes: int, order: list[int], per_class: int | None, side: int) -> Images:
-    """Only the classes in `order`, labelled by their position in it; so many images of each, of this size."""
+    """Only the classes in `order`, labeled by their position in it; so many images of each, of this size."""
     position = torch.full((classes,), -1)
     position[torch.tensor(order)] = torch.arange(len(order))
     rows = (position[images.labels] >= 0).nonzero().flatten()
-    images = images.select(rows).relabelled(position[images.labels[rows]])
+    images = images.select(rows).relabeled(position[images.labels[rows]])
     return images.select(first_rows_per_class(images.labels, per_class)).resized(side)
 
 
@@ -171,7 +171,7 @@ def _loaded(train: Images, test: Images, options: DataOptions) -> tuple[Images, 
     if train.nbytes + test.nbytes > options.memory * 2**20:
         return train, test
     rows = torch.arange(len(train) + len(test))
-    both = train.join([test]).in_memory()  # together, so that all files that can not be read are told at once
+    both = train.join([test]).in_memory()  # together, so that all files that cannot be read are told at once
     return both.select(rows[: len(train)]), both.select(rows[len(train) :])
 
 

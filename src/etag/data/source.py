@@ -55,7 +55,7 @@ class DataOptions(Options):
         description="position: the k-th class of a seeded permutation gets label k; inverse: class c gets label "
         "permutation[c], as in the authors' release",
     )
-    permutations: PositiveInt = Field(5, description="of permuted-mnist: how often the ten digits are learnt")
+    permutations: PositiveInt = Field(5, description="of permuted-mnist: how often the ten digits are learned")
     domains: bool = Field(
         False,
         description="of permuted-mnist: the digits are the same ten classes in every order of pixels, a domain a "
@@ -70,7 +70,7 @@ class DataOptions(Options):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A source's images, labelled by the source's own class numbers."""
+    """A source's images, labeled by the source's own class numbers."""
 
     train: Images
     test: Images
@@ -141,7 +141,7 @@ class Source:
         """Fetch its files into the first place where they would be found."""
         if not self.downloads:
             embedded = not self.files and not self.needs_path
-            reason = "comes with the package" if embedded else "can not be fetched for you"
+            reason = "comes with the package" if embedded else "cannot be fetched for you"
             raise EtagError(f"the data '{self.name}' {reason}.")
         place = self.places(path)[0]
         for download in self.downloads:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Shown
+from etag.core.outputs import Views
 
 
 @dataclass(frozen=True)
-class Views:
+class ViewTransforms:
     """A named set of transformations, the first of which leaves the image as it is.
 
     View r of an image of class y has the label count * y + r.
@@ -30,7 +30,7 @@ class Views:
         return len(self.transforms)
 
     def check(self, channels: int, size: int) -> None:
-        """Refuse images that these views can not be made of."""
+        """Refuse images that these views cannot be made of."""
         if self.channels not in (None, channels):
             raise EtagError(
                 f"the view '{self.name}' needs images of {self.channels} channels, these have {channels}: choose "
@@ -42,13 +42,13 @@ class Views:
                 f"set data.size={size + self.divisor - size % self.divisor}, or another embedding.views."
             )
 
-    def of(self, images: Tensor, labels: Tensor) -> Shown:
+    def of(self, images: Tensor, labels: Tensor) -> Views:
         """All views of a batch of images, view by view."""
         rows = torch.cat([view(images) for view in self.transforms])
         kinds = torch.arange(self.count, device=labels.device).repeat_interleave(len(labels))
-        return Shown(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + kinds)
+        return Views(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + kinds)
 
-    def some(self, images: Tensor, labels: Tensor, chosen: Tensor, of: Tensor | None = None) -> Shown:
+    def some(self, images: Tensor, labels: Tensor, chosen: Tensor, of: Tensor | None = None) -> Views:
         """The views that are chosen of each image, or of some images only: a row each, of numbers on the CPU."""
         device, count = images.device, len(images)
         of = torch.arange(count) if of is None else of
@@ -64,7 +64,7 @@ class Views:
             index.flatten().to(device, non_blocking=True) for index in (place[chosen, owners], owners, chosen)
         )
         shown = _channels_last(torch.cat(rows))
-        return Shown(shown, len(images), picked, labels[owners] * self.count + kinds)
+        return Views(shown, len(images), picked, labels[owners] * self.count + kinds)
 
     def choose(self, places: Tensor, number: int) -> Tensor:
         """So many views for each row, all of them equally often, from the rows' places in a random order."""
@@ -94,11 +94,13 @@ def _channels(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     return lambda images: images[:, list(order)]
 
 
-IDENTITY = Views("none", (lambda images: images,))
-ROTATIONS = Views("rotation", tuple(_quarter_turns(turns) for turns in range(4)))
+IDENTITY = ViewTransforms("none", (lambda images: images,))
+ROTATIONS = ViewTransforms("rotation", tuple(_quarter_turns(turns) for turns in range(4)))
 # of the 24 orders of four tiles, four of which no two have a tile in the same place
-JIGSAW = Views("jigsaw", tuple(map(_tiles, [(0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0)])), divisor=2)
-COLOURS = Views("colour", tuple(map(_channels, permutations(range(3)))), channels=3)
+JIGSAW = ViewTransforms(
+    "jigsaw", tuple(map(_tiles, [(0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0)])), divisor=2
+)
+COLORS = ViewTransforms("color", tuple(map(_channels, permutations(range(3)))), channels=3)
 
-ViewsName = Literal["none", "rotation", "jigsaw", "colour"]
-VIEWS: dict[str, Views] = {views.name: views for views in (IDENTITY, ROTATIONS, JIGSAW, COLOURS)}
+ViewsName = Literal["none", "rotation", "jigsaw", "color"]
+VIEW_TRANSFORMS: dict[str, ViewTransforms] = {views.name: views for views in (IDENTITY, ROTATIONS, JIGSAW, COLORS)}

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from etag.core.errors import EtagError
-from etag.core.files import room_for
+from etag.core.files import disk_full_error
 
 
 class _Speed:
@@ -36,30 +36,30 @@ class StepLog:
         self._file: TextIO = path.open("a", buffering=1)  # a line at a time: a cut run shall know of all of them
         self._task, self._phase, self._speed = 0, "", _Speed()
 
-    def begin_task(self, index: int) -> None:
+    def on_task_begin(self, index: int) -> None:
         """The next steps belong to this task."""
         self._task = index
 
-    def started(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
+    def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
         """A phase or sweep begins."""
         self._phase = name
         self._speed.restart()
 
-    def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
+    def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
         """Write a line, for phases only: sweeps have no loss."""
         speed = self._speed.of(rows)
         if terms:
             line = {"task": self._task, "phase": self._phase, "step": step, "epoch": epoch, "lr": lr}
             line |= {"terms": dict(terms), "images_per_second": round(speed, 1)}
-            with room_for(self._path):
+            with disk_full_error(self._path):
                 self._file.write(json.dumps(line) + "\n")
 
-    def finished(self, name: str, seconds: float) -> None:
+    def on_phase_end(self, name: str, seconds: float) -> None:
         """Every line is there already."""
 
     def close(self) -> None:
         """After the last task."""
-        with room_for(self._path):
+        with disk_full_error(self._path):
             self._file.close()
 
 
@@ -76,16 +76,16 @@ class TensorBoardLog:
         self._before: dict[str, int] = {}  # steps of this phase in earlier tasks
         self._last: dict[str, int] = {}
 
-    def begin_task(self, index: int) -> None:  # noqa: ARG002
+    def on_task_begin(self, index: int) -> None:  # noqa: ARG002
         """Count on where the last task ended."""
         self._before = dict(self._last)
 
-    def started(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
+    def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
         """A phase or sweep begins."""
         self._phase = name
         self._speed.restart()
 
-    def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
+    def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
         """Write the values of a phase; sweeps have none."""
         speed = self._speed.of(rows)
         if not terms:
@@ -94,7 +94,7 @@ class TensorBoardLog:
         for name, value in (dict(terms) | {"lr": lr, "images_per_second": speed}).items():
             self._writer.add_scalar(f"{self._phase}/{name}", value, at)
 
-    def finished(self, name: str, seconds: float) -> None:  # noqa: ARG002
+    def on_phase_end(self, name: str, seconds: float) -> None:  # noqa: ARG002
         """Let readers see all of the phase."""
         self._writer.flush()
 
@@ -128,7 +128,7 @@ class ProgressBars:
         self._per_image: float | None = None  # seconds, from the last task that was finished
         self._bars.start()
 
-    def begin_task(self, index: int) -> None:
+    def on_task_begin(self, index: int) -> None:
         """A new task; the one before it is done."""
         now = time.perf_counter()
         if self._phases:  # not the first one that is seen
@@ -137,14 +137,14 @@ class ProgressBars:
         name = f"{self._title}  task {index + 1}/{len(self._images)}"
         self._bars.update(self._run, completed=sum(self._images[:index]), description=name)
 
-    def started(self, name: str, steps: int, epochs: int) -> None:
+    def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:
         """A phase or sweep begins."""
         self._phases, self._steps, self._epochs = self._phases + 1, steps, epochs
         self._began = time.perf_counter()
         self._speed.restart()
         self._bars.reset(self._phase, total=steps, description=f"  {name}", note="")
 
-    def stepped(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
+    def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
         """Move the bars."""
         now, speed = time.perf_counter(), self._speed.of(rows)
         said = "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
@@ -161,7 +161,7 @@ class ProgressBars:
         per_image = self._per_image or so_far / self._images[self._task]
         return phase + per_image * sum(self._images[self._task + 1 :])
 
-    def finished(self, name: str, seconds: float) -> None:
+    def on_phase_end(self, name: str, seconds: float) -> None:
         """The phase is over."""
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from etag.core.errors import Diverged
 from etag.core.options import TrainOptions
-from etag.core.work import Batch, Journal, Listener, Moments, Phase, Player, Terms
+from etag.core.work import Batch, Callback, Checkpointer, OptimizerState, ParameterGroup, Phase, Terms
 from etag.engine.runtime import Runtime, compiled
 from etag.engine.schedule import Plateau, below, rate_factor
 
@@ -20,38 +20,38 @@ LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the d
 class Training:
     """A phase being trained."""
 
-    def __init__(self, phase: Phase, runtime: Runtime, listeners: Sequence[Listener]) -> None:
+    def __init__(self, phase: Phase, runtime: Runtime, callbacks: Sequence[Callback]) -> None:
         self.phase, self.runtime, self.fabric = phase, runtime, runtime.fabric
-        self.turns = [_Turn(player, phase, runtime.fabric) for player in phase.players]
+        self.turns = [_GroupTrainer(group, phase, runtime.fabric) for group in phase.groups]
         self.plateau = Plateau(phase.training, phase.module) if phase.training.schedule == "plateau" else None
-        self.log = _StepLog(phase, runtime, listeners)
+        self.log = _StepLog(phase, runtime, callbacks)
 
     @property
     def epochs(self) -> int:
         """Epochs begun, the last of which may be cut short by a length in steps."""
         return math.ceil(self.phase.steps / len(self.phase.batches))
 
-    def run(self, journal: Journal | None = None) -> None:
+    def run(self, checkpointer: Checkpointer | None = None) -> None:
         """Train to the end, from where it was cut if the journal knows of that."""
-        start = self._load(journal.resume()) if journal is not None else 0
+        start = self._load(checkpointer.resume()) if checkpointer is not None else 0
         with compiled(self.phase.static if self.runtime.options.compile else ()):
-            self._epochs(start, journal)
+            self._epochs(start, checkpointer)
         if self.plateau:
             self.plateau.restore()
         self.phase.module.eval()
         for turn in self.turns:
-            turn.optimiser.zero_grad()
+            turn.optimizer.zero_grad()
             turn.leave()
 
-    def _epochs(self, start: int, journal: Journal | None) -> None:
+    def _epochs(self, start: int, checkpointer: Checkpointer | None) -> None:
         per_epoch = len(self.phase.batches)
         for epoch in range(start // per_epoch, self.epochs):
-            self._epoch(epoch, max(0, start - epoch * per_epoch), journal)
+            self._epoch(epoch, max(0, start - epoch * per_epoch), checkpointer)
             if self.plateau and not self.plateau.watch(self._watched_loss()):
                 return
-            self._save_if_due(journal, (epoch + 1) * per_epoch)
+            self._save_if_due(checkpointer, (epoch + 1) * per_epoch)
 
-    def _epoch(self, epoch: int, start: int, journal: Journal | None) -> None:
+    def _epoch(self, epoch: int, start: int, checkpointer: Checkpointer | None) -> None:
         _set_mode(self.phase)
         last = len(self.phase.batches) - 1
         for offset, batch in enumerate(self.phase.batches.epoch(epoch, start), start):
@@ -60,23 +60,23 @@ class Training:
                 return
             terms: Terms = {}
             for turn in self.turns:
-                if step % turn.player.every == 0:
+                if step % turn.group.every == 0:
                     terms |= self._step(turn, step, batch)
             self.log.note(step, epoch, self.turns[0].rate, terms, batch.total)
             if offset < last:  # the end of an epoch is the plateau's first
-                self._save_if_due(journal, step + 1)
+                self._save_if_due(checkpointer, step + 1)
 
-    def _save_if_due(self, journal: Journal | None, step: int) -> None:
+    def _save_if_due(self, checkpointer: Checkpointer | None, step: int) -> None:
         """Only what listeners were told of is behind us."""
-        if journal is not None and self.log.read_up and journal.due(step):
-            journal.save(self.phase.name, self._state(step))
+        if checkpointer is not None and self.log.read_up and checkpointer.due(step):
+            checkpointer.save(self.phase.name, self._state(step))
 
     def _state(self, step: int) -> dict[str, Tensor]:
         """All that is needed to go on after so many steps, but for what the method keeps."""
         state = {"step": torch.tensor(step), "log.losses": self.log.losses}
         for number, turn in enumerate(self.turns):
             for index, values in turn.state().items():
-                state |= {f"optimiser.{number}.{index}.{key}": value for key, value in values.items()}
+                state |= {f"optimizer.{number}.{index}.{key}": value for key, value in values.items()}
         if self.plateau:
             state |= {f"plateau.{name}": value for name, value in self.plateau.state().items()}
         scaler = self.fabric.strategy.precision.state_dict()
@@ -87,7 +87,7 @@ class Training:
         if not state:
             return 0
         for number, turn in enumerate(self.turns):
-            turn.load(_by_index(below(state, f"optimiser.{number}.")))
+            turn.load(_by_index(below(state, f"optimizer.{number}.")))
         if self.plateau:
             self.plateau.load(below(state, "plateau."))
         self.log.losses = state["log.losses"]
@@ -95,22 +95,22 @@ class Training:
             self.fabric.strategy.precision.load_state_dict({name: value.item() for name, value in scaler.items()})
         return int(state["step"])
 
-    def _step(self, turn: "_Turn", step: int, batch: Batch) -> Terms:
-        """One optimiser step of one player; the terms it was made from."""
+    def _step(self, turn: "_GroupTrainer", step: int, batch: Batch) -> Terms:
+        """One optimizer step of one player; the terms it was made from."""
         several = len(self.turns) > 1
         if several:
-            _set_trainable(self.phase.module, turn.player)
-        terms: Terms = turn.module(batch, player=turn.player.name) if several else turn.module(batch)
+            _set_trainable(self.phase.module, turn.group)
+        terms: Terms = turn.module(batch, group=turn.group.name) if several else turn.module(batch)
         factor = rate_factor(turn.training, step, len(self.phase.batches), self.phase.steps)
         turn.set_rate(turn.training.lr * factor * (self.plateau.factor if self.plateau else 1.0))
-        turn.optimiser.zero_grad()
+        turn.optimizer.zero_grad()
         self.fabric.backward(_total(terms))
         if turn.training.clip_norm is not None:
-            self.fabric.clip_gradients(turn.module, turn.optimiser, max_norm=turn.training.clip_norm)
+            self.fabric.clip_gradients(turn.module, turn.optimizer, max_norm=turn.training.clip_norm)
         if turn.training.clip_value is not None:
-            self.fabric.clip_gradients(turn.module, turn.optimiser, clip_val=turn.training.clip_value)
-        turn.optimiser.step()
-        return {f"{turn.player.name}.{name}": value for name, value in terms.items()} if several else terms
+            self.fabric.clip_gradients(turn.module, turn.optimizer, clip_val=turn.training.clip_value)
+        turn.optimizer.step()
+        return {f"{turn.group.name}.{name}": value for name, value in terms.items()} if several else terms
 
     @torch.no_grad()
     def _watched_loss(self) -> float:
@@ -131,59 +131,59 @@ def _total(terms: Terms) -> Tensor:
     return torch.stack(list(terms.values())).sum()
 
 
-class _Turn:
-    """A player with its optimiser, and the module as the runtime wraps it for this player.
+class _GroupTrainer:
+    """A player with its optimizer, and the module as the runtime wraps it for this player.
 
     DDP waits for the gradients of the parameters that train, which are other ones at another player's turn.
     """
 
-    def __init__(self, player: Player, phase: Phase, fabric: Fabric) -> None:
-        self.player, self.training = player, player.training or phase.training
-        _set_trainable(phase.module, player)
+    def __init__(self, group: ParameterGroup, phase: Phase, fabric: Fabric) -> None:
+        self.group, self.training = group, group.training or phase.training
+        _set_trainable(phase.module, group)
         # a fused step is one pass over the weights; but what clips scaled gradients must come between
-        optimiser = _optimiser(player.parameters, self.training, fused=not fabric.strategy.precision.state_dict())
-        self.module, self.optimiser = fabric.setup(phase.module, optimiser)
+        optimizer = _optimizer(group.parameters, self.training, fused=not fabric.strategy.precision.state_dict())
+        self.module, self.optimizer = fabric.setup(phase.module, optimizer)
         self.rate = self.training.lr
         names = {id(parameter): name for name, parameter in phase.module.named_parameters()}
-        self._names = [names[id(parameter)] for parameter in player.parameters]
-        if player.moments is not None:
-            self.load(dict(enumerate(self._remembered(player.moments))))
+        self._names = [names[id(parameter)] for parameter in group.parameters]
+        if group.optimizer_state is not None:
+            self.load(dict(enumerate(self._remembered(group.optimizer_state))))
 
-    def _remembered(self, moments: Moments) -> list[dict[str, Tensor]]:
+    def _remembered(self, optimizer_state: OptimizerState) -> list[dict[str, Tensor]]:
         """What is known of each parameter. SGD takes the momentum of all of them or of none: a new one's is zero."""
-        known = list(map(moments.of, self._names, self.player.parameters))
+        known = list(map(optimizer_state.of, self._names, self.group.parameters))
         if any("momentum_buffer" in values for values in known):
-            for values, parameter in zip(known, self.player.parameters, strict=True):
+            for values, parameter in zip(known, self.group.parameters, strict=True):
                 values.setdefault("momentum_buffer", torch.zeros_like(parameter))
         return known
 
     def state(self) -> dict[int, dict[str, Tensor]]:
-        """What the optimiser remembers, by the number of the parameter."""
+        """What the optimizer remembers, by the number of the parameter."""
         return {
             index: {key: torch.as_tensor(value) for key, value in values.items() if value is not None}
-            for index, values in self.optimiser.state_dict()["state"].items()
+            for index, values in self.optimizer.state_dict()["state"].items()
         }
 
     def load(self, state: dict[int, dict[str, Tensor]]) -> None:
         """Back to such a state, each tensor laid out as its parameter is."""
         for index, values in state.items():
-            parameter = self.player.parameters[index]
+            parameter = self.group.parameters[index]
             for key, value in values.items():
                 if value.shape == parameter.shape:
                     values[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         known = {index: values for index, values in state.items() if values}
-        self.optimiser.load_state_dict({"state": known, "param_groups": self.optimiser.state_dict()["param_groups"]})
+        self.optimizer.load_state_dict({"state": known, "param_groups": self.optimizer.state_dict()["param_groups"]})
 
     def leave(self) -> None:
         """At the end: what shall be remembered for the next phase."""
-        if self.player.moments is not None:
+        if self.group.optimizer_state is not None:
             for index, values in self.state().items():
-                self.player.moments.note(self._names[index], values)
+                self.group.optimizer_state.note(self._names[index], values)
 
     def set_rate(self, rate: float) -> None:
         if rate != self.rate:
             self.rate = rate
-            for group in self.optimiser.param_groups:
+            for group in self.optimizer.param_groups:
                 group["lr"] = rate
 
 
@@ -196,9 +196,9 @@ def _by_index(state: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
     return found
 
 
-def _optimiser(parameters: list[nn.Parameter], training: TrainOptions, fused: bool) -> Optimizer:
+def _optimizer(parameters: list[nn.Parameter], training: TrainOptions, fused: bool) -> Optimizer:
     decay, way = training.weight_decay, {"fused": True} if fused else {"foreach": True}
-    if training.optimiser == "sgd":
+    if training.optimizer == "sgd":
         return SGD(parameters, training.lr, momentum=training.momentum, weight_decay=decay, **way)
     return Adam(parameters, training.lr, betas=training.betas, weight_decay=decay, **way)
 
@@ -206,8 +206,8 @@ def _optimiser(parameters: list[nn.Parameter], training: TrainOptions, fused: bo
 class _StepLog:
     """Keeps the terms on the device and reads them every few steps."""
 
-    def __init__(self, phase: Phase, runtime: Runtime, listeners: Sequence[Listener]) -> None:
-        self._phase, self._runtime, self._listeners = phase, runtime, listeners
+    def __init__(self, phase: Phase, runtime: Runtime, callbacks: Sequence[Callback]) -> None:
+        self._phase, self._runtime, self._listeners = phase, runtime, callbacks
         self._unread: list[tuple[int, Terms]] = []
         self._rows = 0
         self.losses = torch.empty(0)  # of this epoch, for the plateau; the mean over all processes
@@ -221,8 +221,8 @@ class _StepLog:
             self.losses = torch.cat([self.losses.to(loss), loss])
         if (step + 1) % LOG_EVERY == 0 or step + 1 == self._phase.steps:
             read = self._read()
-            for listener in self._listeners:
-                listener.stepped(step + 1, epoch, rate, read, self._rows)
+            for callback in self._listeners:
+                callback.on_step(step + 1, epoch, rate, read, self._rows)
             self._rows = 0
 
     def _read(self) -> dict[str, float]:
@@ -251,8 +251,8 @@ class _StepLog:
         return not self._unread
 
 
-def _set_trainable(module: nn.Module, player: Player) -> None:
-    wanted = {id(parameter) for parameter in player.parameters}
+def _set_trainable(module: nn.Module, group: ParameterGroup) -> None:
+    wanted = {id(parameter) for parameter in group.parameters}
     for parameter in module.parameters():
         parameter.requires_grad_(id(parameter) in wanted)
 

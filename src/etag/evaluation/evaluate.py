@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from etag.core.outputs import Outputs, Predictor
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
-from etag.core.work import Batch, Sweep
+from etag.core.work import Batch, DataPass
 from etag.data.batches import ImageBatches
 from etag.data.preprocess import Preprocess
 from etag.models.solver import Features, Solver
@@ -40,18 +40,18 @@ def _test_batches(images: ImageSet, preprocess: Preprocess, placement: Placement
     return ImageBatches(images, preprocess, BATCH, stream, placement, augment=False, shuffle=False)
 
 
-def answers_sweep(
+def predictions_pass(
     tasks: Sequence[Task],
     solver: nn.Module,
     predictor: Predictor,
     preprocess: Preprocess,
     placement: Placement,
-) -> Sweep:
+) -> DataPass:
     """The pass whose result `judge` reads."""
     first, *later = (task.test for task in tasks)
     task_of_class = torch.tensor([task.index for task in tasks for _ in range(task.new)])
     module = _Answers(solver, predictor, task_of_class)
-    return Sweep("evaluation", module, _test_batches(first.join(later), preprocess, placement))
+    return DataPass("evaluation", module, _test_batches(first.join(later), preprocess, placement))
 
 
 class _Scores(nn.Module):
@@ -66,20 +66,20 @@ class _Scores(nn.Module):
         return {"labels": batch.labels, "scores": self._predictor(outputs)}
 
 
-def scores_sweep(
+def scores_pass(
     images: ImageSet, solver: nn.Module, predictor: Predictor, preprocess: Preprocess, placement: Placement
-) -> Sweep:
+) -> DataPass:
     """A predictor's scores of images, in their order."""
-    return Sweep("evaluation", _Scores(solver, predictor), _test_batches(images, preprocess, placement))
+    return DataPass("evaluation", _Scores(solver, predictor), _test_batches(images, preprocess, placement))
 
 
-def features_sweep(images: ImageSet, solver: Solver, preprocess: Preprocess, placement: Placement) -> Sweep:
+def features_pass(images: ImageSet, solver: Solver, preprocess: Preprocess, placement: Placement) -> DataPass:
     """Features of test images, for the picture of the embedding."""
-    return Sweep("embedding", Features(solver), _test_batches(images, preprocess, placement))
+    return DataPass("embedding", Features(solver), _test_batches(images, preprocess, placement))
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """What a method can do after a task."""
 
     accuracies: list[float]  # per task so far, all classes seen competing
@@ -87,7 +87,7 @@ class Judgement:
     confusion: list[list[int]]  # [true class][answer]
 
 
-def judge(answers: dict[str, Tensor], tasks: Sequence[Task]) -> Judgement:
+def judge(answers: dict[str, Tensor], tasks: Sequence[Task]) -> Evaluation:
     """Accuracies and confusion from the labels and answers of the test images of `tasks`, task by task."""
     label, answer, within = (answers[name].cpu() for name in ("label", "answer", "within"))
     classes = tasks[-1].seen
@@ -95,7 +95,7 @@ def judge(answers: dict[str, Tensor], tasks: Sequence[Task]) -> Judgement:
     # an answer beyond the classes seen (only a head declared in full can give one) is wrong, and in no column
     known = answer < classes
     counts = (label * classes + answer)[known].bincount(minlength=classes * classes)
-    return Judgement(
+    return Evaluation(
         accuracies=[(answer[rows] == label[rows]).double().mean().item() for rows in of_task],
         task_aware=[(within[rows] == label[rows]).double().mean().item() for rows in of_task],
         confusion=counts.view(classes, classes).tolist(),

@@ -14,7 +14,7 @@ Matrix = Sequence[Sequence[float]]
 
 
 def step_accuracies(matrix: Matrix, classes: Sequence[int], weighted: bool) -> list[float]:
-    """Accuracy over all tasks learnt so far, after each task."""
+    """Accuracy over all tasks learned so far, after each task."""
     return [_mean(row, classes[: len(row)] if weighted else [1] * len(row)) for row in matrix]
 
 

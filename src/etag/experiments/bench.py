@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
-from etag.experiments.grid import Grid, Planned, by_label
+from etag.experiments.grid import Grid, PlannedRun, by_label
 from etag.experiments.store import RunDirectory
 
 State = Literal["waiting", "running", "done", "failed"]
@@ -36,7 +36,7 @@ class Workers(Protocol):
     def places(self) -> int:
         """How many at a time."""
 
-    def start(self, run: Planned, out: Path) -> Job:
+    def start(self, run: PlannedRun, out: Path) -> Job:
         """Begin a run, or go on with it, in a directory."""
 
 
@@ -44,12 +44,12 @@ class Workers(Protocol):
 class Row:
     """What is known of a run."""
 
-    run: Planned
+    run: PlannedRun
     state: State = "waiting"
     reason: str = ""  # of a failure
     accuracy: float | None = None
     seconds: float | None = None  # that training took
-    tasks: int = 0  # learnt so far
+    tasks: int = 0  # learned so far
 
     @property
     def label(self) -> str:
@@ -103,7 +103,7 @@ class Bench:
             (self.store / ".lock").touch()
             write_atomically(self.results / "grid.yaml", self.grid.text)
         except OSError as error:
-            raise EtagError(f"{error.filename} can not be written: {error.strerror}.") from error
+            raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
         with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
             yield
 
@@ -124,7 +124,7 @@ class Bench:
             return float("-inf")  # values that a run fails with are not chosen
         return None if row is None else row.accuracy
 
-    def look(self, run: Planned) -> Row:
+    def look(self, run: PlannedRun) -> Row:
         """What there is of a run already; what was made with another configuration is no use."""
         for place in (self.results, self.store):
             directory = RunDirectory(place / run.name)
@@ -136,7 +136,7 @@ class Bench:
                 return Row(run, "failed", str(error))
         return Row(run)
 
-    def _remove(self, run: Planned) -> None:
+    def _remove(self, run: PlannedRun) -> None:
         """What there is of a run."""
         for place in (self.results, self.store):
             shutil.rmtree(place / run.name, ignore_errors=True)
@@ -162,7 +162,7 @@ class Bench:
                 self._copy(row.run)
         return len(jobs) < before
 
-    def _copy(self, run: Planned) -> None:
+    def _copy(self, run: PlannedRun) -> None:
         """To the results, what is small of a finished run; `metrics.json` last: it marks what is done."""
         source, target = RunDirectory(self.store / run.name), RunDirectory(self.results / run.name)
         if target.metrics.is_file():
@@ -184,7 +184,7 @@ class Bench:
         return left / places
 
 
-def _done(run: Planned, directory: RunDirectory) -> Row:
+def _done(run: PlannedRun, directory: RunDirectory) -> Row:
     metrics = json.loads(directory.metrics.read_text())
     seconds = metrics["train_seconds"]
     return Row(run, "done", accuracy=metrics["A_weighted"], seconds=sum(seconds), tasks=len(seconds))

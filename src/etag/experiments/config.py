@@ -122,7 +122,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     for part in path:
         tree = tree.setdefault(part, {})
         if not isinstance(tree, dict):
-            raise EtagError(f"'{key}' can not be set: '{part}' already has a plain value.")
+            raise EtagError(f"'{key}' cannot be set: '{part}' already has a plain value.")
     tree[last] = value
 
 
@@ -137,7 +137,7 @@ def _explain(error: Any, values: dict[str, Any]) -> str:
         hint = f"did you mean '{near[0]}'? Allowed" if near else "allowed"
         return f"unknown option '{key}': {hint} are {', '.join(allowed)}"
     message = error["msg"].removeprefix("Value error, ")
-    given = ":" if isinstance(error["input"], dict) else f" can not be {error['input']!r}:"
+    given = ":" if isinstance(error["input"], dict) else f" cannot be {error['input']!r}:"
     return f"option '{key}'{given} {message[0].lower()}{message[1:]}"
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from etag.core.scenario import Task
-from etag.core.work import Journal, Phase, Plan, Sweep
+from etag.core.work import Checkpointer, DataPass, Phase, Plan
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
@@ -59,7 +59,7 @@ class Estimate:
             tasks += f", then {len(later)} of {_time(sum(later) / len(later))} each"
         return (
             f"parameters at the end: {sum(self.parameters.values()):,} ({parts})\n"
-            f"memory: about {_size(self.network_bytes)} for networks and optimiser, {_size(self.data_bytes)} for "
+            f"memory: about {_size(self.network_bytes)} for networks and optimizer, {_size(self.data_bytes)} for "
             "images if they are kept in memory, and the activations of a batch\n"
             f"time: about {_time(sum(self.seconds))} ({tasks}) on this machine, evaluation not counted"
         )
@@ -120,18 +120,18 @@ class _Stopwatch(Engine):
         self._images = images  # that a sweep passes over
         self.costs: list[_Cost] = []
 
-    def sweep(self, sweep: Sweep) -> dict[str, Tensor]:
+    def run_pass(self, data_pass: DataPass) -> dict[str, Tensor]:
         start = time.perf_counter()
-        found = super().sweep(sweep)
-        self.costs.append(_Cost((time.perf_counter() - start) / (sweep.epochs * self._images), sweep.epochs))
+        found = super().run_pass(data_pass)
+        self.costs.append(_Cost((time.perf_counter() - start) / (data_pass.epochs * self._images), data_pass.epochs))
         return found
 
-    def train(self, phase: Phase, journal: Journal | None = None) -> None:
+    def train(self, phase: Phase, checkpointer: Checkpointer | None = None) -> None:
         size, steps = phase.training.batch_size, min(BATCHES - 1, len(phase.batches))
         with FlopCounterMode(display=False) as counter:  # the first step warms up, and is counted
-            super().train(_of_length(phase, 1), journal)
+            super().train(_of_length(phase, 1), checkpointer)
         start = time.perf_counter()
-        super().train(_of_length(phase, steps), journal)
+        super().train(_of_length(phase, steps), checkpointer)
         per_pass = (time.perf_counter() - start) / (steps * size)
         passes = (phase.training.steps or 0) * size
         self.costs.append(_Cost(per_pass, phase.training.epochs, passes, counter.get_total_flops() / size))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from etag.experiments.estimate import Estimate, estimate
-from etag.experiments.grid import Grid, Planned, by_label
+from etag.experiments.grid import Grid, PlannedRun, by_label
 
 
 def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
@@ -17,7 +17,7 @@ def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
         yield label, len(runs), sum(found.seconds), found.operations
 
 
-def _kind(run: Planned) -> str:
+def _kind(run: PlannedRun) -> str:
     """What a step's cost depends on."""
     plain = run.config.plain()
     return json.dumps({key: plain[key] for key in ("method", "model", "train", "runtime")}, sort_keys=True)

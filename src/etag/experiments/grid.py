@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import Field, ValidationError, field_validator
 
 from etag.core.errors import EtagError
-from etag.core.options import Options, mistake
+from etag.core.options import Options, file_error
 from etag.data.source import Seed
 from etag.experiments import recipes, yaml
 from etag.experiments.config import RunConfig, resolve
@@ -49,7 +49,7 @@ class Block(Options):
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run of a grid. Its name is its directory below the grid's."""
 
     name: str
@@ -84,16 +84,16 @@ class Grid:
         try:
             found = [Block.model_validate(content | block) for block in blocks]
         except ValidationError as error:
-            raise mistake(error, str(path)) from None
+            raise file_error(error, str(path)) from None
         if plugins:
             found = [b.model_copy(update={"settings": b.settings | {"plugins": [*plugins]}}) for b in found]
         return cls(path.stem, path.read_text(), tuple(found))
 
-    def everything(self) -> list[Planned]:
+    def everything(self) -> list[PlannedRun]:
         """All runs, a search's choice being any: what is tried costs the same."""
         return self.plan(lambda _: 0.0)
 
-    def plan(self, score: Score) -> list[Planned]:
+    def plan(self, score: Score) -> list[PlannedRun]:
         """The runs that can be named now: of a search those that try, and when all are done, those that follow."""
         runs = [run for block in self.blocks for run in _runs(block, score)]
         names = [run.name for run in runs]
@@ -104,7 +104,7 @@ class Grid:
         return runs
 
 
-class Labelled(Protocol):
+class Labeled(Protocol):
     """A run, or what is known of one."""
 
     @property
@@ -112,7 +112,7 @@ class Labelled(Protocol):
         """What differs in the seed only has the same."""
 
 
-L = TypeVar("L", bound=Labelled)
+L = TypeVar("L", bound=Labeled)
 
 
 def by_label(found: Iterable[L]) -> dict[str, list[L]]:
@@ -123,7 +123,7 @@ def by_label(found: Iterable[L]) -> dict[str, list[L]]:
     return groups
 
 
-def _runs(block: Block, score: Score) -> Iterator[Planned]:
+def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:
     """One seed after the other, so that what is done of a grid is a whole comparison."""
     splits: list[str | None] = [*block.splits] if block.splits else [None]
     chosen: dict[str, dict[str, Any]] = {method: {} for method in block.methods}
@@ -139,7 +139,7 @@ def _runs(block: Block, score: Score) -> Iterator[Planned]:
         yield _planned(block, method, split, seed, variant, settings)
 
 
-def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[Planned, dict[str, Any]]]:
+def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[PlannedRun, dict[str, Any]]]:
     """The runs that try values, with these."""
     alone = {"data.first": search.classes, "data.held_out": search.held_out}
     for values in product(*search.over.values()):
@@ -151,7 +151,7 @@ def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[Pla
         )
 
 
-def _best(tried: Sequence[tuple[Planned, dict[str, Any]]], score: Score) -> dict[str, Any] | None:
+def _best(tried: Sequence[tuple[PlannedRun, dict[str, Any]]], score: Score) -> dict[str, Any] | None:
     """The values with the highest accuracy; None while some are not tried yet."""
     scores = [score(run.name) for run, _ in tried]
     known = [value for value in scores if value is not None]
@@ -160,14 +160,14 @@ def _best(tried: Sequence[tuple[Planned, dict[str, Any]]], score: Score) -> dict
 
 def _planned(
     block: Block, method: str, split: str | None, seed: int, variant: str, settings: dict[str, Any], below: str = ""
-) -> Planned:
+) -> PlannedRun:
     given = {"method": method, "seed": seed} | ({} if split is None else {"split": split}) | settings
     config = resolve(block.recipe, given, preset=block.preset)
     label = f"{below}{config.split}/{method}" + (f"-{variant}" if variant else "")
     words = ["etag", "run", block.recipe, *(["--preset", block.preset] if block.preset else [])]
     words += ["--method", method, *(["--split", split] if split else []), "--seed", str(seed)]
     words += [word for key, value in settings.items() for word in ("--set", f"{key}={_written(value)}")]
-    return Planned(f"{label}-seed{seed}", label, config, shlex.join(words))
+    return PlannedRun(f"{label}-seed{seed}", label, config, shlex.join(words))
 
 
 def _written(value: Any) -> str:

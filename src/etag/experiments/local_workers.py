@@ -10,7 +10,7 @@ import torch
 
 from etag.core.files import write_atomically
 from etag.experiments import yaml
-from etag.experiments.grid import Planned
+from etag.experiments.grid import PlannedRun
 
 STOPPING = 60.0  # seconds that a run has to reach its next checkpoint
 
@@ -18,7 +18,7 @@ STOPPING = 60.0  # seconds that a run has to reach its next checkpoint
 class LocalJob:
     """A process that makes a run; what it says goes to a file beside."""
 
-    def __init__(self, run: Planned, out: Path, device: int | None) -> None:
+    def __init__(self, run: PlannedRun, out: Path, device: int | None) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         recipe, self._log = out.with_name(f"{out.name}.yaml"), out.with_name(f"{out.name}.log")
         write_atomically(recipe, yaml.write(run.config.plain()))
@@ -63,7 +63,7 @@ class LocalWorkers:
         self.places = jobs
         self._started = 0
 
-    def start(self, run: Planned, out: Path) -> LocalJob:
+    def start(self, run: PlannedRun, out: Path) -> LocalJob:
         """A process."""
         devices = torch.cuda.device_count()
         self._started += 1

@@ -31,7 +31,7 @@ class Result(Accuracy):
 
 
 class Misprint(_Printed):
-    """A number of Table 1 that can not be meant."""
+    """A number of Table 1 that cannot be meant."""
 
     column: str
     method: str

@@ -5,7 +5,7 @@ from typing import Any
 
 from etag.core.errors import EtagError
 from etag.experiments.config import RunConfig, validate
-from etag.experiments.grid import Planned
+from etag.experiments.grid import PlannedRun
 from etag.experiments.run import run as make_run
 
 RETRIES = 5  # of a run whose worker was lost
@@ -70,7 +70,7 @@ class RayWorkers:
         """Processors there are now: a cluster may grow."""
         return int(self._ray.cluster_resources().get("CPU", 1))
 
-    def start(self, run: Planned, out: Path) -> RayJob:
+    def start(self, run: PlannedRun, out: Path) -> RayJob:
         """A task, with the processors and GPUs that its configuration asks for."""
         needs = self._needs(run.config)
         task = self._ray.remote(max_retries=RETRIES, **needs)(_make)

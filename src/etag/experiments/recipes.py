@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from etag.core.errors import EtagError, choose
+from etag.core.errors import EtagError, unknown_name
 from etag.core.options import merge
 from etag.experiments import yaml
 
@@ -33,7 +33,7 @@ def load(name: str) -> dict[str, Any]:
         if not path.is_file():
             raise EtagError(f"the recipe file '{name}' does not exist.")
         return _read(path)
-    raise choose("recipe", name, known)
+    raise unknown_name("recipe", name, known)
 
 
 def _below(kind: str) -> list[Path]:
@@ -53,7 +53,7 @@ def grid_file(name: str) -> Path:
             raise EtagError(f"the grid file '{name}' does not exist.")
         return path
     if name not in known:
-        raise choose("grid", name, known)
+        raise unknown_name("grid", name, known)
     return known[name]
 
 
@@ -61,7 +61,7 @@ def preset(name: str) -> dict[str, Any]:
     """The content of a preset: what shall be otherwise in any recipe."""
     known = {file.stem: file for file in _below("presets")}
     if name not in known:
-        raise choose("preset", name, known)
+        raise unknown_name("preset", name, known)
     return _read(known[name])
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from etag.core.scenario import Scenario
-from etag.evaluation.evaluate import Judgement
+from etag.evaluation.evaluate import Evaluation
 from etag.evaluation.metrics import step_accuracies, summary
 
 
@@ -12,35 +12,35 @@ from etag.evaluation.metrics import step_accuracies, summary
 class Record:
     """What was measured, task by task."""
 
-    judgements: list[Judgement] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
     train_seconds: list[float] = field(default_factory=list)
     test_seconds: list[float] = field(default_factory=list)
 
-    def add(self, judgement: Judgement, train_seconds: float, test_seconds: float) -> None:
+    def add(self, evaluation: Evaluation, train_seconds: float, test_seconds: float) -> None:
         """After a task."""
-        self.judgements.append(judgement)
+        self.evaluations.append(evaluation)
         self.train_seconds.append(round(train_seconds, 3))
         self.test_seconds.append(round(test_seconds, 3))
 
     def plain(self) -> dict[str, Any]:
         """As it is written to disk; of the confusions only the last one matters."""
-        *earlier, last = self.judgements
-        return asdict(replace(self, judgements=[*(replace(j, confusion=[]) for j in earlier), last]))
+        *earlier, last = self.evaluations
+        return asdict(replace(self, evaluations=[*(replace(j, confusion=[]) for j in earlier), last]))
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Self:
         """The other way."""
-        judgements = [Judgement(**judgement) for judgement in values["judgements"]]
-        return cls(judgements, list(values["train_seconds"]), list(values["test_seconds"]))
+        evaluations = [Evaluation(**evaluation) for evaluation in values["judgements"]]
+        return cls(evaluations, list(values["train_seconds"]), list(values["test_seconds"]))
 
     @property
     def matrix(self) -> list[list[float]]:
         """Row t: the accuracies on tasks 0 .. t."""
-        return [judgement.accuracies for judgement in self.judgements]
+        return [evaluation.accuracies for evaluation in self.evaluations]
 
     def line(self, scenario: Scenario) -> str:
         """The last task in a few words."""
-        number, classes = len(self.judgements), scenario.classes_per_task
+        number, classes = len(self.evaluations), scenario.classes_per_task
         accuracy = step_accuracies(self.matrix, scenario.classes_in_task, weighted=True)[-1]
         return (
             f"task {number}/{len(scenario)}: {sum(classes[:number])} classes, accuracy {accuracy:.1%} over all of "
@@ -48,17 +48,17 @@ class Record:
         )
 
     def metrics(self, scenario: Scenario) -> dict[str, Any]:
-        """All that is judged. Matrices are square, with null where a task was not learnt yet."""
+        """All that is judged. Matrices are square, with null where a task was not learned yet."""
         classes = scenario.classes_in_task
         return summary(self.matrix, classes) | {
             "accuracy_matrix": _square(self.matrix),
-            "task_aware_matrix": _square([judgement.task_aware for judgement in self.judgements]),
+            "task_aware_matrix": _square([evaluation.task_aware for evaluation in self.evaluations]),
             "step_accuracy_weighted": step_accuracies(self.matrix, classes, weighted=True),
             "step_accuracy_plain": step_accuracies(self.matrix, classes, weighted=False),
             "classes_per_task": scenario.classes_per_task,
             "classes_in_task": classes,
             "class_names": list(scenario.classes),
-            "confusion": self.judgements[-1].confusion,
+            "confusion": self.evaluations[-1].confusion,
             "train_seconds": self.train_seconds,
             "test_seconds": self.test_seconds,
         }

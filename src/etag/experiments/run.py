@@ -1,4 +1,4 @@
-"""One run: every task learnt in turn, judged after each, and written to its directory."""
+"""One run: every task learned in turn, judged after each, and written to its directory."""
 
 import json
 import os
@@ -18,16 +18,16 @@ from torch import Tensor
 
 from etag.core.errors import Diverged, EtagError
 from etag.core.scenario import Scenario, Task
-from etag.core.work import Listener
+from etag.core.work import Callback
 from etag.data.preprocess import Preprocess
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
 from etag.engine.runtime import Runtime, launch
 from etag.evaluation.embedding import pick_rows, rows_of_some, tsne
-from etag.evaluation.evaluate import answers_sweep, features_sweep, judge
+from etag.evaluation.evaluate import features_pass, judge, predictions_pass
+from etag.experiments.checkpointer import Stop, TaskCheckpointer
 from etag.experiments.config import RunConfig
-from etag.experiments.journal import Stop, TaskJournal
 from etag.experiments.record import Record
 from etag.experiments.store import RunDirectory, create_method, networks, parameter_counts
 from etag.methods.base import Method
@@ -48,7 +48,7 @@ def run(
     """Train and judge; returns the metrics, which are also in `out`.
 
     What is in `out` already is gone on with, if its configuration is the same: an unfinished run after the last task
-    it had learnt, with the same result as if it had never been cut; a finished one is not run again.
+    it had learned, with the same result as if it had never been cut; a finished one is not run again.
     """
     directory = RunDirectory(out)
     if restart or not directory.finished(config):
@@ -88,13 +88,13 @@ def _learn(
     console: Console,
     fresh: bool,
 ) -> None:
-    """The tasks that are still to be learnt, one after the other."""
+    """The tasks that are still to be learned, one after the other."""
     placement = runtime.placement
     record = Record() if fresh else directory.restore(method)
     stop, say = Stop(runtime.highest), partial(console.print, markup=False, soft_wrap=True)
 
-    def journal_of(task: int) -> TaskJournal:
-        return TaskJournal(
+    def journal_of(task: int) -> TaskCheckpointer:
+        return TaskCheckpointer(
             directory.checkpoints,
             method,
             task,
@@ -105,36 +105,38 @@ def _learn(
             say=say,
         )
 
-    tasks = len(record.judgements)
-    journal = journal_of(tasks)
+    tasks = len(record.evaluations)
+    checkpointer = journal_of(tasks)
     runtime.fabric.barrier()  # everybody has read it
-    if tasks or journal.where:
-        at = f", and task {tasks + 1} up to {journal.where}" if journal.where else ""
-        say(f"{tasks} of {len(scenario)} tasks are learnt already{at}; going on.")
+    if tasks or checkpointer.where:
+        at = f", and task {tasks + 1} up to {checkpointer.where}" if checkpointer.where else ""
+        say(f"{tasks} of {len(scenario)} tasks are learned already{at}; going on.")
     if runtime.leader:
-        directory.cut_steps(tasks, journal.logged)
+        directory.cut_steps(tasks, checkpointer.logged)
     with (
-        _listeners(runtime, directory, console, config, method, scenario) as listeners,
+        _listeners(runtime, directory, console, config, method, scenario) as callbacks,
         _stoppable(stop, say),
     ):
-        engine = Engine(runtime, listeners)
+        engine = Engine(runtime, callbacks)
         for name, remark in method.remarks().items():
             say(f"{name}: {remark}.")
         for task in scenario.tasks[tasks:]:
-            for listener in listeners:
-                listener.begin_task(task.index)
+            for callback in callbacks:
+                callback.on_task_begin(task.index)
             given = scenario.given(task, method.card.all_data)
             method.begin_task(given)
             try:
-                engine.execute(method.phases(given), journal)
+                engine.execute(method.phases(given), checkpointer)
             except Diverged as error:
                 raise EtagError(
-                    f"{error} The last good checkpoint is of task {task.index + 1}, {journal.last}."
+                    f"{error} The last good checkpoint is of task {task.index + 1}, {checkpointer.last}."
                 ) from error
             method.end_task(given)
-            trained, seconds = time.perf_counter(), journal.seconds
+            trained, seconds = time.perf_counter(), checkpointer.seconds
             known = scenario.tasks[: task.index + 1]
-            answers = engine.sweep(answers_sweep(known, method.solver, method.predictor(), preprocess, placement))
+            answers = engine.run_pass(
+                predictions_pass(known, method.solver, method.predictor(), preprocess, placement)
+            )
             record.add(judge(answers, known), seconds, time.perf_counter() - trained)
             if runtime.leader:
                 if (made := method.made_images(MADE_ROWS, MADE_COLUMNS)) is not None:
@@ -150,10 +152,10 @@ def _learn(
                 picture = _embedding(engine, method, known, some, config.seed)
                 if runtime.leader:
                     directory.write_json(directory.embedding_after(task.index), picture)
-            journal.clear()
+            checkpointer.clear()
             console.print(record.line(scenario))
             stop.check()
-            journal = journal_of(task.index + 1)
+            checkpointer = journal_of(task.index + 1)
         embedding = _embedding(engine, method, scenario.tasks, partial(pick_rows, limit=EMBEDDED), config.seed)
     if runtime.leader:
         metrics = record.metrics(scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
@@ -169,7 +171,7 @@ def _embedding(
     first, *later = (task.test for task in tasks)
     shown = first.join(later)
     shown = shown.select(pick(shown.labels))
-    found = engine.sweep(features_sweep(shown, method.solver, method.context.preprocess, method.context.placement))
+    found = engine.run_pass(features_pass(shown, method.solver, method.context.preprocess, method.context.placement))
     drawn = engine.runtime.leader and len(shown) >= 4
     return {"points": tsne(found["features"], seed) if drawn else [], "labels": found["labels"].tolist()}
 
@@ -192,20 +194,20 @@ def _listeners(
     config: RunConfig,
     method: Method,
     scenario: Scenario,
-) -> Iterator[Sequence[Listener]]:
+) -> Iterator[Sequence[Callback]]:
     if not runtime.leader:
         yield []
         return
     images = scenario.images_given(method.card.all_data)
-    listeners: list[ProgressBars | StepLog | TensorBoardLog] = [StepLog(directory.steps)]
+    callbacks: list[ProgressBars | StepLog | TensorBoardLog] = [StepLog(directory.steps)]
     if config.runtime.tensorboard:
-        listeners.append(TensorBoardLog(directory.path / "tensorboard"))
-    listeners.append(ProgressBars(console, f"{config.method.name} on {config.data.name} {config.split}", images))
+        callbacks.append(TensorBoardLog(directory.path / "tensorboard"))
+    callbacks.append(ProgressBars(console, f"{config.method.name} on {config.data.name} {config.split}", images))
     try:
-        yield listeners
+        yield callbacks
     finally:
-        for listener in listeners:
-            listener.close()
+        for callback in callbacks:
+            callback.close()
 
 
 def _identity(config: RunConfig, remarks: dict[str, str]) -> dict[str, Any]:

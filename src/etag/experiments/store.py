@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.core.errors import EtagError
-from etag.core.files import is_part, locked, write_atomically
+from etag.core.files import is_partial, locked, write_atomically
 from etag.core.random import Placement, Stream
 from etag.data.preprocess import Preprocess
 from etag.experiments import plugins, yaml
@@ -51,7 +51,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / LOCK).touch()
         except OSError as error:
-            raise EtagError(f"the run directory '{self.path}' can not be written: {error.strerror}.") from error
+            raise EtagError(f"the run directory '{self.path}' cannot be written: {error.strerror}.") from error
         with locked(self.path / LOCK, f"another process works in '{self.path}': wait for it, or choose --out."):
             yield
 
@@ -59,11 +59,11 @@ class RunDirectory:
         """What lies in it, but for the lock and what a killed process had not finished writing."""
         if not self.path.is_dir():
             return [self.path] if self.path.exists() else []
-        return [path for path in self.path.iterdir() if path.name != LOCK and not is_part(path)]
+        return [path for path in self.path.iterdir() if path.name != LOCK and not is_partial(path)]
 
     def begin(self, config: RunConfig, restart: bool) -> None:
         """Make it ready. A run of the same configuration is gone on with; any other is replaced only if asked to."""
-        for left in filter(is_part, [*self.path.iterdir(), *self.checkpoints.glob("*")]):
+        for left in filter(is_partial, [*self.path.iterdir(), *self.checkpoints.glob("*")]):
             left.unlink()
         if self._content():
             if not restart:
@@ -99,7 +99,7 @@ class RunDirectory:
 
     def keep(self, method: Method, record: Record) -> None:
         """After a task: all that is needed to go on from here. What was kept before stays until this is whole."""
-        done = len(record.judgements)
+        done = len(record.evaluations)
         state = self.path / f"state-{done}.safetensors"
         self._write_tensors(state, method)
         kept = {"tasks": done, "task_sizes": method.task_sizes, "state": state.name, "record": record.plain()}
@@ -153,7 +153,7 @@ class RunDirectory:
 
     def _not_to_be_gone_on_with(self, error: Exception) -> EtagError:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return EtagError(f"'{self.path}' can not be gone on with ({reason}): begin anew with --restart.")
+        return EtagError(f"'{self.path}' cannot be gone on with ({reason}): begin anew with --restart.")
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """Write the metrics, which say that the run is complete, and drop what was kept for going on."""

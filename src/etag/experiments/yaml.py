@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise EtagError(f"{path} can not be read: {error}.") from error
+        raise EtagError(f"{path} cannot be read: {error}.") from error
     content = parse(text, str(path))
     if not isinstance(content, dict):
         raise EtagError(f"{path} must hold a mapping of option names to values.")

@@ -14,10 +14,10 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, firs
     return (weights * functional.cross_entropy(logits[:, first:end], labels - first, reduction="none")).mean()
 
 
-def new_cross_entropy_weights(lambda_ce: float, normalise: bool = False) -> dict[str, float]:
+def new_cross_entropy_weights(lambda_ce: float, normalize: bool = False) -> dict[str, float]:
     """Eq. (5): weights of the cross-entropies on new data and on replayed features.
 
-    `normalise` divides both by 1 + lambda, as the authors' release does.
+    `normalize` divides both by 1 + lambda, as the authors' release does.
     """
-    scale = 1 / (1 + lambda_ce) if normalise else 1.0
+    scale = 1 / (1 + lambda_ce) if normalize else 1.0
     return {"ce": scale, "replay": lambda_ce * scale}

@@ -44,6 +44,6 @@ def base_weights() -> dict[str, float]:
     return {"ce": 1.0, "aux_ce": 1.0}
 
 
-def solver_weights(lambda_ce: float, lambda_kd: float, normalise: bool = False) -> dict[str, float]:
+def solver_weights(lambda_ce: float, lambda_kd: float, normalize: bool = False) -> dict[str, float]:
     """Eq. (9), `eq:10`: the solver's objective at later tasks."""
-    return new_cross_entropy_weights(lambda_ce, normalise) | {"l2": lambda_kd, "kl": lambda_kd}
+    return new_cross_entropy_weights(lambda_ce, normalize) | {"l2": lambda_kd, "kl": lambda_kd}

@@ -24,7 +24,7 @@ def sampled_divergence(noise: Tensor, log_variance: Tensor, log_prior: Tensor) -
     return (log_posterior - log_prior).mean()
 
 
-def reparametrise(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
+def reparameterize(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
     """A sample of N(mean, exp(log_variance)) through which gradients pass."""
     return mean + noise * torch.exp(0.5 * log_variance)
 
@@ -39,22 +39,22 @@ def squared_error(made: Tensor, wanted: Tensor, half: bool = True, per_row: bool
     return error * ((0.5 if half else 1.0) / (len(made) if per_row else 1))
 
 
-def pixel_entropy(made: Tensor, wanted: Tensor) -> Tensor:
+def pixel_cross_entropy(made: Tensor, wanted: Tensor) -> Tensor:
     """-log p(x | y, z) of Bernoulli pixels: their cross-entropy, summed over the image, averaged over rows."""
     return functional.binary_cross_entropy(made, wanted, reduction="sum") / len(made)
 
 
 def generator_weights(
-    lambda_vae: float, ratio: float = 0.0, guidance: bool = True, normalise: bool = False, guide_old: bool = False
+    lambda_vae: float, ratio: float = 0.0, guidance: bool = True, normalize: bool = False, guide_old: bool = False
 ) -> dict[str, float]:
     """Eq. (10), `eq:11`: the generator's objective. At the base task lambda and the ratio are 0: Eq. (6).
 
     `guide` is the third line of Eq. (6), the cross-entropy of the frozen classifier; without `guidance` the generator
-    is trained as any conditional VAE. The release divides it by 1 + ratio (`normalise`) and guides what is made of
+    is trained as any conditional VAE. The release divides it by 1 + ratio (`normalize`) and guides what is made of
     old classes as well (`guide_old`). `match` is Eq. (7).
     """
     share = 1 / (1 + ratio)
-    guide, old = (share if normalise else 1.0), (1 - share) * guide_old
+    guide, old = (share if normalize else 1.0), (1 - share) * guide_old
     return {
         "kl": 1.0,
         "recon": 1.0,

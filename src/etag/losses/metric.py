@@ -17,17 +17,17 @@ def margin_ranking(cosines: Tensor, labels: Tensor, old: int, margin: float = 0.
     return (hinge * is_old).sum() / is_old.sum().clamp(min=1)
 
 
-def neighbourhood(scaled: Tensor, labels: Tensor, scale: Tensor, margin: float = 0.6) -> Tensor:
+def nca_loss(scaled: Tensor, labels: Tensor, scale: Tensor, margin: float = 0.6) -> Tensor:
     """PODNet's NCA loss: the positive, less a margin, against all other classes; what is won is not pushed further.
 
-    `scaled` are the similarities times the learnt scale.
+    `scaled` are the similarities times the learned scale.
     """
     positive = scaled.gather(1, labels[:, None]).squeeze(1) - scale * margin
     others = scaled.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
     return (others - positive).clamp(min=0).mean()
 
 
-def neighbourhood_as_released(scaled: Tensor, labels: Tensor) -> Tensor:
+def nca_loss_as_released(scaled: Tensor, labels: Tensor) -> Tensor:
     """The same with the quirks of the authors' code.
 
     The margin is taken from every similarity, and so cancels; the positive that is left out of the denominator still

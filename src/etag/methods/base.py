@@ -15,10 +15,10 @@ from etag.core.options import Options, TrainOptions, merge
 from etag.core.outputs import Need, Outputs, Predictor
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
-from etag.core.work import Phase, Plan, Player, Sweep, Term
+from etag.core.work import DataPass, ParameterGroup, Phase, Plan, Term
 from etag.data.batches import ImageBatches
 from etag.data.preprocess import Preprocess
-from etag.data.views import IDENTITY, Views
+from etag.data.views import IDENTITY, ViewTransforms
 from etag.methods.parts.classification import Scope, classification
 from etag.methods.parts.embedding import EmbeddingDistillation, EmbeddingOptions, Growth
 from etag.methods.parts.memory import ExemplarMemory, ExemplarOptions
@@ -38,7 +38,7 @@ ROLES = {
     "prototypes": "mean features per class",
     "exemplars": "images",
     "scale": "mean and deviation of every feature",
-    "moments": "what an optimiser remembers of each parameter",
+    "moments": "what an optimizer remembers of each parameter",
 }
 
 
@@ -91,7 +91,7 @@ class MultiHeadOptions(MethodOptions):
 
 
 @dataclass(frozen=True)
-class Card:
+class MethodInfo:
     """What a method is and what it asks for, as data."""
 
     summary: str
@@ -122,7 +122,7 @@ class Method(ABC):
     """Base of all methods: a solver with a growing head, the previous solver as teacher, exemplars if it has any, and
     embedding distillation if that is asked for."""
 
-    card: ClassVar[Card]
+    card: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     embeds: ClassVar[bool] = False  # whether it is another method with embedding distillation added
@@ -130,7 +130,7 @@ class Method(ABC):
     answering: ClassVar[frozenset[str]] = frozenset({"solver"})  # roles of the parts that its predictor is made of
     forgets: ClassVar[bool] = False  # whether a class can be taken out of it
     domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
-    views: Views = IDENTITY  # that its own terms look at
+    views: ViewTransforms = IDENTITY  # that its own terms look at
 
     def __init__(self, options: Any, context: Context) -> None:
         self.options, self.context = options, context
@@ -153,7 +153,7 @@ class Method(ABC):
     # -- structure: changes in begin_task only ------------------------------------------------------------------
 
     def check(self, task_sizes: Sequence[int]) -> None:
-        """Before anything is trained: refuse tasks of these sizes if the method can not learn them."""
+        """Before anything is trained: refuse tasks of these sizes if the method cannot learn them."""
         plain = self.embedding is None and self.memory is None and self.options.head != "multi"
         if 0 in task_sizes and not (self.domains and plain):
             raise EtagError(
@@ -230,13 +230,13 @@ class Method(ABC):
         if room := self.head_room(classes):
             self.solver.head.grow(room * self.outputs_per_class, stream.generator("head"))
         if self.embedding is not None:
-            self.embedding.grow(self.solver, self.room_for(classes, self.embedding.growth), stream)
+            self.embedding.grow(self.solver, self.disk_full_error(classes, self.embedding.growth), stream)
 
     def head_room(self, classes: int) -> int:
         """Classes that the solver's head gets room for now."""
-        return self.room_for(classes, "fixed" if self.options.head == "fixed" else "growing")
+        return self.disk_full_error(classes, "fixed" if self.options.head == "fixed" else "growing")
 
-    def room_for(self, classes: int, growth: Growth) -> int:
+    def disk_full_error(self, classes: int, growth: Growth) -> int:
         """Classes that a head gets room for now: those that arrive; only the base ones; all at the base task."""
         if growth == "growing":
             return classes
@@ -270,7 +270,7 @@ class Method(ABC):
     def refine(self, task: Task, number: int) -> Plan:  # noqa: ARG002
         """The work of a task without new classes: more images of known ones. `number` tells it from others."""
         raise EtagError(
-            f"{self.options.name} can not learn more of the classes it knows: choose gfr, etag or one of their kin."
+            f"{self.options.name} cannot learn more of the classes it knows: choose gfr, etag or one of their kin."
         )
 
     def end_task(self, task: Task) -> None:  # noqa: B027 (most methods have nothing to do here)
@@ -328,14 +328,14 @@ class Method(ABC):
         )
         if batch_norm == "train" and batches.smallest < objective.fewest:
             raise EtagError(
-                f"a batch of {batches.smallest} can not train BatchNorm: give each task at least {objective.fewest} "
+                f"a batch of {batches.smallest} cannot train BatchNorm: give each task at least {objective.fewest} "
                 "images, and choose a train.batch_size that does not leave fewer over."
             )
         return Phase(
             name=name,
             module=objective,
             batches=batches,
-            players=(Player(parameters),),
+            groups=(ParameterGroup(parameters),),
             training=training,
             batch_norm=batch_norm,
             static=objective.static,
@@ -356,12 +356,12 @@ class Method(ABC):
             )
         return partial(training.side, self.context.size, backbone.smallest)
 
-    def features_sweep(self, name: str, images: ImageSet, augmented_passes: int = 0) -> Sweep:
+    def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
         """The solver's features of images as they are, or of augmented ones, in the order of the data."""
-        batches = self.sweep_batches(name, images, augment=augmented_passes > 0)
-        return Sweep(name, Features(self.solver), batches, epochs=max(1, augmented_passes))
+        batches = self.pass_batches(name, images, augment=augmented_passes > 0)
+        return DataPass(name, Features(self.solver), batches, epochs=max(1, augmented_passes))
 
-    def sweep_batches(self, name: str, images: ImageSet, augment: bool = False) -> ImageBatches:
+    def pass_batches(self, name: str, images: ImageSet, augment: bool = False) -> ImageBatches:
         """Images in the order of the data; large batches, for there are no gradients to be kept."""
         c, size = self.context, 4 * self.context.train.batch_size
         return ImageBatches(
@@ -371,7 +371,7 @@ class Method(ABC):
     def remember(self, task: Task) -> Plan:
         """Keep exemplars of the task's classes, if the method keeps any."""
         if self.memory is not None:
-            found = yield self.features_sweep("exemplars", task.train)
+            found = yield self.features_pass("exemplars", task.train)
             self.memory.add(task, found["features"], self.stream("exemplars").generator("selection"))
 
     def stream(self, *purpose: str | int) -> Stream:
@@ -396,14 +396,14 @@ class Method(ABC):
     def forget(self, label: int) -> None:
         """Remove a class from everything that knows it; the labels after it move up."""
         if not self.forgets or self.memory is not None or self.options.head != "growing":
-            raise EtagError(f"{self.options.name} can not forget a class: fine, gfr, etag and their kin can.")
+            raise EtagError(f"{self.options.name} cannot forget a class: fine, gfr, etag and their kin can.")
         task, place = 0, label
         while place >= self.task_sizes[task]:
             place -= self.task_sizes[task]
             task += 1
         if self.embedding is not None and task == 0:
             if self.task_sizes[0] == 1:
-                raise EtagError("the last class of the first lesson can not be forgotten: all others build upon it.")
+                raise EtagError("the last class of the first lesson cannot be forgotten: all others build upon it.")
             for auxiliary in self.solver.auxiliaries:
                 auxiliary.head.drop(label * self.views.count, self.views.count)
         self.solver.head.drop(label)

@@ -1,6 +1,6 @@
 """BI-R: brain-inspired replay (van de Ven et al., 2020), on the features of a frozen backbone.
 
-One network classifies features and makes them again. What its predecessor makes of old classes is learnt again with
+One network classifies features and makes them again. What its predecessor makes of old classes is learned again with
 the predecessor's soft answers, a share 1 / t of the loss being new at the t-th task.
 """
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from etag.core.outputs import Predictor
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Moments, Phase, Plan, Player
+from etag.core.work import OptimizerState, ParameterGroup, Phase, Plan
 from etag.data.batches import FeatureBatches
-from etag.methods.base import Card
+from etag.methods.base import MethodInfo
 from etag.methods.parts.frozen import FrozenFeatureMethod, FrozenFeatureOptions
 from etag.methods.parts.internal_replay import ReplayNetworkOptions, ReplayObjective
 from etag.methods.registry import method
@@ -34,7 +34,7 @@ class BirOptions(FrozenFeatureOptions):
 
 @method(
     "bir",
-    Card(
+    MethodInfo(
         summary="one gated network classifies frozen features and replays them, with its former soft answers",
         source="van de Ven et al., 2020",
         stores="backbone, head of the base classes, network, its Adam state; a Gaussian, gates, a row per class",
@@ -47,13 +47,13 @@ class BIR(FrozenFeatureMethod):
     Options = BirOptions
 
     def build(self, stream: Stream) -> None:
-        """The network too, and what its optimiser remembers from task to task."""
+        """The network too, and what its optimizer remembers from task to task."""
         super().build(stream)
         o, features = self.options.generator, self.solver.backbone.feature_size
         self.network = build(
             lambda: ReplayNetwork(features, o.latent, o.hidden, o.silent), stream.generator("generator")
         )
-        self.moments, self.old = Moments(), None
+        self.optimizer_state, self.old = OptimizerState(), None
 
     old: Frozen[ReplayNetwork] | None
 
@@ -80,9 +80,9 @@ class BIR(FrozenFeatureMethod):
             self.context.placement,
             drop_last=training.drop_last,
         )
-        players = (Player(list(self.network.parameters()), moments=self.moments),)
+        groups = (ParameterGroup(list(self.network.parameters()), optimizer_state=self.optimizer_state),)
         objective = ReplayObjective(self.network, self.old, task, self.options.tau, self.options.kl_divisor)
-        yield Phase("generator", objective, batches, players, training)
+        yield Phase("generator", objective, batches, groups, training)
 
     def predictor(self) -> Predictor:
         """The network's answers."""
@@ -90,5 +90,5 @@ class BIR(FrozenFeatureMethod):
 
     def parts(self) -> dict[str, nn.Module]:
         """The network too."""
-        learning = {"moments": self.moments} if self.context.learns else {}
+        learning = {"moments": self.optimizer_state} if self.context.learns else {}
         return super().parts() | {"generator": self.network} | learning

@@ -2,7 +2,7 @@
 
 The previous generator makes images of old classes, the previous solver labels them, and solver and generator learn
 from them together with the new ones: a share 1 / t of each is new at the t-th task. In Tag the solver, trained first
-as in DGR, then guides the generator: what is made of a class must be recognised as that class. That is the only
+as in DGR, then guides the generator: what is made of a class must be recognized as that class. That is the only
 difference.
 """
 
@@ -14,10 +14,10 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator
 from torch import Tensor
 
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.scenario import Task
-from etag.core.work import Batch, Plan, Sweep
-from etag.methods.base import Card, MethodOptions
+from etag.core.work import Batch, DataPass, Plan
+from etag.methods.base import MethodInfo, MethodOptions
 from etag.methods.parts.adversarial import AdversarialOptions, AdversarialReplay
 from etag.methods.parts.images import PixelHead, Pixels, ReplayMixture, image_replay_term
 from etag.methods.parts.replay import ReplayingMethod, generator_by_name
@@ -60,15 +60,15 @@ class DgrOptions(MethodOptions):
     _by_name = field_validator("generator", mode="before")(generator_by_name)
 
 
-CARD = Card(
-    summary="images of old classes are generated, labelled by the previous solver, and learnt again",
+INFO = MethodInfo(
+    summary="images of old classes are generated, labeled by the previous solver, and learned again",
     source="Shin et al., 2017",
     stores="solver, generator of images; a row per class in both",
     generator="conditional VAE on images (or a WGAN: generator=wgan)",
 )
 
 
-@method("dgr", CARD)
+@method("dgr", INFO)
 class DGR(ReplayingMethod):
     """The solver on new and replayed images; then the generator on the same."""
 
@@ -91,11 +91,11 @@ class DGR(ReplayingMethod):
         yield self.solver_phase(task, terms)
         o = self.options.generator
         if o.last_task or task.seen < self.context.classes:
-            pixels = self.sweep_batches("pixels", task.train, augment=o.feature_passes > 1)
-            swept = yield Sweep("pixels", Pixels(self.context.preprocess), pixels, epochs=o.feature_passes)
+            pixels = self.pass_batches("pixels", task.train, augment=o.feature_passes > 1)
+            found = yield DataPass("pixels", Pixels(self.context.preprocess), pixels, epochs=o.feature_passes)
             guide = self.options.guidance * self.options.guide_weight
             weights = {"kl": 1.0, "recon": 1.0, "guide": guide, "guide_old": 0.0, "match": 0.0}
-            phase = self.replay.phase(task, head, swept, weights, self.stream("generator"))
+            phase = self.replay.phase(task, head, found, weights, self.stream("generator"))
             if task.index:
                 phase = replace(phase, batches=ReplayMixture(phase.batches, 1 - new, self.replayed(task, head)))
             yield phase
@@ -115,7 +115,7 @@ class DGR(ReplayingMethod):
         @torch.no_grad()
         def make(batch: Batch) -> tuple[Tensor, Tensor]:
             _, pixels = self.replay.made(batch, task, batch.total)
-            answers = needed(needed(self.teacher).targets(head.images(pixels), Need.LOGITS).logits)
+            answers = require(require(self.teacher).targets(head.images(pixels), Need.LOGITS).logits)
             return answers[:, : task.old].argmax(1), pixels
 
         return make
@@ -125,7 +125,7 @@ METHODS.add("tag")(
     variant(
         DGR,
         "tag",
-        replace(CARD, summary="DGR whose generator is guided by the frozen solver", source="the eTag paper, Fig. 1b"),
+        replace(INFO, summary="DGR whose generator is guided by the frozen solver", source="the eTag paper, Fig. 1b"),
         {"guidance": True},
     )
 )

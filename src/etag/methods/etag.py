@@ -7,7 +7,7 @@ guided by the frozen classifier. The paper's B0 to B4 are the same with one part
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from etag.methods.base import Card
+from etag.methods.base import MethodInfo
 from etag.methods.gfr import GFR, GfrOptions
 from etag.methods.registry import METHODS, method, variant
 
@@ -18,7 +18,7 @@ class EtagOptions(GfrOptions):
     preset: ClassVar[dict[str, Any]] = {"embedding": {}, "guidance": True}
 
 
-CARD = Card(
+INFO = MethodInfo(
     summary="embedding distillation and task-oriented generation: no exemplars, no prototypes",
     source="the eTag paper, Algorithm 1",
     stores="solver, auxiliary classifiers of the base classes, generator; a row per class in head and generator",
@@ -26,7 +26,7 @@ CARD = Card(
 )
 
 
-@method("etag", CARD)
+@method("etag", INFO)
 class ETag(GFR):
     """Eqs. (8) and (9) for the solver, (6) and (10) for the generator."""
 
@@ -34,7 +34,7 @@ class ETag(GFR):
 
 
 def _ablation(of: type[GFR], name: str, summary: str, preset: dict[str, Any], **card: Any) -> None:
-    about = replace(CARD, summary=summary, **({"source": "the eTag paper's ablation"} | card))
+    about = replace(INFO, summary=summary, **({"source": "the eTag paper's ablation"} | card))
     METHODS.add(name)(variant(of, name, about, preset))
 
 

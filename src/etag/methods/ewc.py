@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from etag.methods.base import Card, MultiHeadOptions
+from etag.methods.base import MethodInfo, MultiHeadOptions
 from etag.methods.parts.importance import Importance, ImportanceOptions, PenalisedMethod, log_likelihood
 from etag.methods.registry import method
 
@@ -21,7 +21,7 @@ class EwcOptions(MultiHeadOptions):
 
 @method(
     "ewc",
-    Card(
+    MethodInfo(
         summary="a penalty on moving the weights that matter, by their Fisher information",
         source="Kirkpatrick et al., 2017",
         stores="solver, one importance per backbone weight; a row per class in the heads",

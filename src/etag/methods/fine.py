@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Card, Method, MultiHeadOptions
+from etag.methods.base import Method, MethodInfo, MultiHeadOptions
 from etag.methods.parts.memory import ExemplarOptions
 from etag.methods.registry import method
 
@@ -24,7 +24,9 @@ class FineOptions(MultiHeadOptions):
         return self
 
 
-@method("fine", Card("fine-tuning: the lower reference", "naive baseline", "solver; a row per class in the head"))
+@method(
+    "fine", MethodInfo("fine-tuning: the lower reference", "naive baseline", "solver; a row per class in the head")
+)
 class Fine(Method):
     """Cross-entropy on the task at hand over all classes seen so far."""
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from etag.core.outputs import Predictor
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Phase, Plan, Player
+from etag.core.work import ParameterGroup, Phase, Plan
 from etag.data.batches import ClassBatches
-from etag.methods.base import Card
+from etag.methods.base import MethodInfo
 from etag.methods.parts.class_vaes import ClassVAEObjective, ClassVAEOptions
 from etag.methods.parts.frozen import FrozenFeatureMethod, FrozenFeatureOptions
 from etag.methods.registry import method
@@ -32,7 +32,7 @@ class GcOptions(FrozenFeatureOptions):
 
 @method(
     "gc",
-    Card(
+    MethodInfo(
         summary="a small VAE for each class on frozen features; the class that holds a feature likeliest wins",
         source="van de Ven et al., 2021",
         stores="backbone, head of the base classes; a VAE per class",
@@ -64,7 +64,7 @@ class GC(FrozenFeatureMethod):
             features, labels - task.old, training.batch_size, self.stream("generator"), self.context.placement
         )
         objective = ClassVAEObjective(new)
-        yield Phase("generator", objective, batches, (Player(list(new.parameters())),), training)
+        yield Phase("generator", objective, batches, (ParameterGroup(list(new.parameters())),), training)
 
     def predictor(self) -> Predictor:
         """By likelihood."""

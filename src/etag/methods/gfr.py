@@ -14,7 +14,7 @@ from etag.core.scenario import Task
 from etag.core.work import Phase, Plan, Term
 from etag.losses.classification import new_cross_entropy_weights
 from etag.losses.generation import generator_weights
-from etag.methods.base import Card, MethodOptions
+from etag.methods.base import MethodInfo, MethodOptions
 from etag.methods.parts.adversarial import AdversarialOptions, AdversarialReplay
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.prototypes import PrototypeOptions, PrototypeReplay
@@ -40,7 +40,7 @@ class GfrOptions(MethodOptions):
     lambda_kd: NonNegativeFloat | None = Field(None, description="of Eq. (3) in (9); None is m_old / m_new")
     lambda_vae: NonNegativeFloat | None = Field(None, description="of Eq. (10); None is m_old / m_new")
     ratio: Ratio = Field("exact", description="m_old / m_new, or the release's base // new + task - 1")
-    ce_normalise: bool = Field(False, description="divide Eq. (5) by 1 + lambda_ce, as the release does")
+    ce_normalize: bool = Field(False, description="divide Eq. (5) by 1 + lambda_ce, as the release does")
     kd_weight: NonNegativeFloat = Field(1.0, description="factor on lambda_kd")
     l2_reduction: Literal["mean_norm", "frobenius"] = Field(
         "mean_norm",
@@ -75,7 +75,7 @@ class GfrOptions(MethodOptions):
 
 @method(
     "gfr",
-    Card(
+    MethodInfo(
         summary="feature distillation and replayed features from a generator",
         source="Liu et al., 2020; generator as in the eTag paper",
         stores="solver, generator; a row per class in head and generator",
@@ -99,22 +99,22 @@ class GFR(ReplayingMethod):
         yield self.solver_phase(task, self.terms(task))
         o = self.options.generator
         if o.kind == "prototypes":
-            self.replay.learn(task, (yield self.features_sweep("prototypes", task.train)))
+            self.replay.learn(task, (yield self.features_pass("prototypes", task.train)))
         elif o.last_task or task.seen < self.context.classes:
-            swept = yield self.features_sweep("features", task.train, o.feature_passes)
+            found = yield self.features_pass("features", task.train, o.feature_passes)
             if self.options.refit is not None and task.index:
                 ratio = class_ratio(task, self.options.ratio)
-                yield self._head_phase(task, swept, self.options.refit, self.stream("refit"), ratio)
+                yield self._head_phase(task, found, self.options.refit, self.stream("refit"), ratio)
             weights = self.generator_weights(task)
-            yield self.replay.phase(task, self.solver.head, swept, weights, self.stream("generator"))
-            self.replay.finish_task(task, swept, self.stream("residuals"))
+            yield self.replay.phase(task, self.solver.head, found, weights, self.stream("generator"))
+            self.replay.finish_task(task, found, self.stream("residuals"))
 
     def _head_phase(
-        self, task: Task, swept: dict[str, Tensor], training: TrainOptions, stream: Stream, replay_weight: float = 1.0
+        self, task: Task, found: dict[str, Tensor], training: TrainOptions, stream: Stream, replay_weight: float = 1.0
     ) -> Phase:
         """The head alone, on swept features of the task's images and on made ones."""
-        passes = swept["features"].view(-1, len(task.train), self.made_size())
-        labels, head = swept["labels"][: len(task.train)], self.solver.head
+        passes = found["features"].view(-1, len(task.train), self.made_size())
+        labels, head = found["labels"][: len(task.train)], self.solver.head
         placement, training = self.context.placement, training.for_task(task.index)
         return head_phase(head, self.replay, task, passes, labels, training, stream, placement, replay_weight)
 
@@ -123,18 +123,18 @@ class GFR(ReplayingMethod):
         generator learns them, and stays like itself otherwise."""
         o, stream = self.options.generator, self.stream("refine", number)
         if o.kind != "cvae":
-            raise EtagError(f"generator={o.kind} can not learn more of the classes it knows: cvae can.")
+            raise EtagError(f"generator={o.kind} cannot learn more of the classes it knows: cvae can.")
         self.replay.begin_task(task)
-        swept = yield self.features_sweep("features", task.train, o.feature_passes)
-        yield self._head_phase(task, swept, o.train, stream.child("head"))
-        given = len(swept["labels"].unique())
+        found = yield self.features_pass("features", task.train, o.feature_passes)
+        yield self._head_phase(task, found, o.train, stream.child("head"))
+        given = len(found["labels"].unique())
         weights = generator_weights(max(1, task.seen - given) / given, guidance=self.options.guidance)
-        yield self.replay.phase(task, self.solver.head, swept, weights, stream.child("generator"))
+        yield self.replay.phase(task, self.solver.head, found, weights, stream.child("generator"))
 
     def forget(self, label: int) -> None:
         """In the generator too."""
         if self.options.generator.kind != "cvae":
-            raise EtagError(f"generator={self.options.generator.kind} can not forget a class: cvae can.")
+            raise EtagError(f"generator={self.options.generator.kind} cannot forget a class: cvae can.")
         super().forget(label)
         self.replay.generator.drop(label)
 
@@ -144,7 +144,7 @@ class GFR(ReplayingMethod):
         if task.index == 0:
             return [self.classification(task, o.ce_new_support)]
         ratio = class_ratio(task, o.ratio)
-        weights = new_cross_entropy_weights(ratio if o.lambda_ce is None else o.lambda_ce, o.ce_normalise)
+        weights = new_cross_entropy_weights(ratio if o.lambda_ce is None else o.lambda_ce, o.ce_normalize)
         lambda_kd = o.kd_weight * (ratio if o.lambda_kd is None else o.lambda_kd)
         head, support = self.solver.head, o.ce_replay_support
         return [
@@ -176,5 +176,5 @@ class GFR(ReplayingMethod):
             lambda_vae = (ratio if o.lambda_vae is None else o.lambda_vae) * o.generator.old_match_weight
         if o.generator.kind == "wgan":
             return {"match": lambda_vae}
-        normalise = o.generator.ce_current_weight == "normalised"
-        return generator_weights(lambda_vae, ratio, o.guidance, normalise, o.generator.ce_old)
+        normalize = o.generator.ce_current_weight == "normalized"
+        return generator_weights(lambda_vae, ratio, o.guidance, normalize, o.generator.ce_old)

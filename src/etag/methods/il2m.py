@@ -6,11 +6,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from etag.core.outputs import Need, Predictor, needed
+from etag.core.outputs import Need, Predictor, require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Plan, Sweep
-from etag.methods.base import Card, Method, MethodOptions
+from etag.core.work import Batch, DataPass, Plan
+from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.memory import ExemplarOptions
 from etag.methods.registry import method
 from etag.models.predictors import RectifyingPredictor
@@ -29,7 +29,7 @@ class Il2mOptions(MethodOptions):
 
 @method(
     "il2m",
-    Card(
+    MethodInfo(
         summary="fine-tuning with exemplars, and scores rectified by what they were when a class was new",
         source="Belouadah and Popescu, 2019",
         stores="solver, 20 images per class; a row in the head and two mean scores per class, a mean per task",
@@ -51,8 +51,8 @@ class IL2M(Method):
         """Solver; mean scores on the new images and the kept ones; new exemplars."""
         yield self.solver_phase(task, [self.classification(task)])
         assert self.memory is not None
-        batches = self.sweep_batches("scores", self.memory.joined_to(task.train))
-        found = yield Sweep("scores", _ScoreSums(self.solver, task), batches, reduce="sum")
+        batches = self.pass_batches("scores", self.memory.joined_to(task.train))
+        found = yield DataPass("scores", _ScoreSums(self.solver, task), batches, reduce="sum")
         own = found["own"] / found["images"].clamp(min=1)
         self.scores.learn(own[task.old :], own[: task.old], found["confidence"] / found["images"][task.old :].sum())
         yield from self.remember(task)
@@ -75,7 +75,7 @@ class _ScoreSums(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         seen, old = self._task.seen, self._task.old
-        logits = needed(self.solver(batch.inputs, Need.LOGITS).logits)[:, :seen]
+        logits = require(self.solver(batch.inputs, Need.LOGITS).logits)[:, :seen]
         of_class = torch.nn.functional.one_hot(batch.labels, seen).to(logits)
         is_new = (batch.labels >= old).to(logits)
         return {

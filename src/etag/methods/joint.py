@@ -1,4 +1,4 @@
-"""Joint training: every task is learnt together with all data of the tasks before it."""
+"""Joint training: every task is learned together with all data of the tasks before it."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Card, Method, MethodOptions
+from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.registry import method
 
 
@@ -17,7 +17,9 @@ class JointOptions(MethodOptions):
     start: Literal["warm", "scratch"] = Field("warm", description="go on from the last task's solver, or start anew")
 
 
-@method("joint", Card("training on all data: the oracle", "Chen and Liu, 2018", "solver, all images", all_data=True))
+@method(
+    "joint", MethodInfo("training on all data: the oracle", "Chen and Liu, 2018", "solver, all images", all_data=True)
+)
 class Joint(Method):
     """Cross-entropy over all classes seen so far, on the images of all of them."""
 

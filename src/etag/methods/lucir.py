@@ -6,11 +6,11 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.scenario import Task
 from etag.core.work import Plan, Step, Term
 from etag.losses.metric import margin_ranking
-from etag.methods.base import Card, Method, MethodOptions
+from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.distillation import cosine_term
 from etag.methods.parts.imprinting import imprint
 from etag.methods.parts.memory import ExemplarOptions
@@ -34,7 +34,7 @@ class LucirOptions(MethodOptions):
 
 @method(
     "lucir",
-    Card(
+    MethodInfo(
         summary="cosine head, likeness of feature directions, a margin between old and new classes",
         source="Hou et al., 2019",
         stores="solver, 20 images per class; a row per class in the head",
@@ -64,7 +64,7 @@ class Lucir(Method):
         assert isinstance(head, CosineHead)
 
         def compute(step: Step) -> Tensor:
-            cosines = head.cosines(needed(step.student.feature))
+            cosines = head.cosines(require(step.student.feature))
             return margin_ranking(cosines, step.batch.labels, task.old, o.margin, o.hardest)
 
         return Term("ranking", compute, o.ranking_weight, student=Need.FEATURE)

@@ -4,7 +4,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Card, Method, MultiHeadOptions
+from etag.methods.base import Method, MethodInfo, MultiHeadOptions
 from etag.methods.parts.distillation import logits_term
 from etag.methods.registry import method
 
@@ -18,7 +18,7 @@ class LwfOptions(MultiHeadOptions):
 
 @method(
     "lwf",
-    Card(
+    MethodInfo(
         summary="distillation of the old heads' outputs on new images",
         source="Li and Hoiem, 2017",
         stores="solver; a row per class in the heads",

@@ -6,10 +6,10 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Card, Method, MultiHeadOptions
+from etag.methods.base import Method, MethodInfo, MultiHeadOptions
 from etag.methods.parts.distillation import attention_term, logits_term
 from etag.methods.registry import method
 
@@ -29,7 +29,7 @@ class LwmOptions(MultiHeadOptions):
 
 @method(
     "lwm",
-    Card(
+    MethodInfo(
         summary="distillation of the old heads' outputs and of where the network looks",
         source="Dhar et al., 2019",
         stores="solver; a row per class in the heads",
@@ -72,5 +72,5 @@ class LwM(Method):
         o, terms = self.options, [self.classification(task)]
         if task.index:
             terms.append(logits_term(task, o.tau, o.beta))
-            terms.append(attention_term(task, self.solver, needed(self.teacher), self.stage, o.gamma))
+            terms.append(attention_term(task, self.solver, require(self.teacher), self.stage, o.gamma))
         yield self.solver_phase(task, terms)

@@ -2,7 +2,7 @@
 
 from pydantic import Field, NonNegativeFloat
 
-from etag.methods.base import Card, MultiHeadOptions
+from etag.methods.base import MethodInfo, MultiHeadOptions
 from etag.methods.parts.importance import Importance, ImportanceOptions, PenalisedMethod, output_norm
 from etag.methods.registry import method
 
@@ -16,7 +16,7 @@ class MasOptions(MultiHeadOptions):
 
 @method(
     "mas",
-    Card(
+    MethodInfo(
         summary="a penalty on moving the weights that the outputs are sensitive to",
         source="Aljundi et al., 2018",
         stores="solver, one importance per backbone weight; a row per class in the heads",

@@ -5,13 +5,13 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Plan, Step, Term
 from etag.data.views import ROTATIONS
 from etag.losses.classification import cross_entropy
-from etag.methods.base import Card, Method, MethodOptions
+from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.prototypes import Prototypes
 from etag.methods.registry import method
@@ -32,7 +32,7 @@ class PassOptions(MethodOptions):
 
 @method(
     "pass",
-    Card(
+    MethodInfo(
         summary="rotations as classes of their own, replayed prototypes with noise, feature distillation",
         source="Zhu et al., 2021",
         stores="solver; a prototype and four rows of the head per class",
@@ -57,14 +57,14 @@ class PASS(Method):
         if task.index:
             terms += [l2_term(o.l2_reduction, "all", o.l2_weight), self.replay(task)]
         yield self.solver_phase(task, terms)
-        self.prototypes.learn(task, (yield self.features_sweep("prototypes", task.train)))
+        self.prototypes.learn(task, (yield self.features_pass("prototypes", task.train)))
 
     def rotations(self) -> Term:
         """Cross-entropy over all classes and rotations."""
 
         def compute(step: Step) -> Tensor:
-            logits = self.solver.head(needed(step.student.view_features))
-            return cross_entropy(logits / self.options.tau, needed(step.shown.labels))
+            logits = self.solver.head(require(step.student.view_features))
+            return cross_entropy(logits / self.options.tau, require(step.shown.labels))
 
         return Term("ce", compute, student=Need.VIEW_FEATURES)
 

@@ -8,11 +8,11 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from etag.core.options import TrainOptions
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.scenario import Task
 from etag.core.work import Plan, Step, Term
-from etag.losses.metric import neighbourhood, neighbourhood_as_released
-from etag.methods.base import Card, Method, MethodOptions
+from etag.losses.metric import nca_loss, nca_loss_as_released
+from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.distillation import cosine_term, pod_term
 from etag.methods.parts.imprinting import imprint
 from etag.methods.parts.memory import ExemplarOptions
@@ -50,7 +50,7 @@ class PodnetOptions(MethodOptions):
 
 @method(
     "podnet",
-    Card(
+    MethodInfo(
         summary="likeness of pooled maps at every stage, several proxies per class",
         source="Douillard et al., 2020",
         stores="solver, 20 images per class; ten rows per class in the head",
@@ -77,7 +77,7 @@ class PODNet(Method):
 
         The last leaves the backbone as it is, and with it all that the distillations look at: they are left out.
         """
-        o, terms = self.options, [self.neighbourhood()]
+        o, terms = self.options, [self.nca_loss()]
         if task.index:
             if o.imprint:
                 yield from imprint(self, task)
@@ -86,17 +86,17 @@ class PODNet(Method):
         yield self.solver_phase(task, terms, old_classes=False)
         yield from self.remember(task)
         if task.index and o.balanced is not None:
-            yield self.balanced_phase([self.neighbourhood()], o.balanced)
+            yield self.balanced_phase([self.nca_loss()], o.balanced)
 
-    def neighbourhood(self) -> Term:
+    def nca_loss(self) -> Term:
         """The classification loss."""
         o, head = self.options, self.solver.head
         assert isinstance(head, ProxyHead)
 
         def compute(step: Step) -> Tensor:
-            scaled, labels = needed(step.student.logits), step.batch.labels
+            scaled, labels = require(step.student.logits), step.batch.labels
             if o.reference_quirks:
-                return neighbourhood_as_released(scaled, labels)
-            return neighbourhood(scaled, labels, head.scale, o.margin)
+                return nca_loss_as_released(scaled, labels)
+            return nca_loss(scaled, labels, head.scale, o.margin)
 
         return Term("nca", compute, student=Need.LOGITS)

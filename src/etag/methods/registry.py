@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from etag.core.registry import Registry
-from etag.methods.base import Card, Method
+from etag.methods.base import Method, MethodInfo
 
 
 class MethodRegistry(Registry[type[Method]]):
@@ -37,7 +37,7 @@ METHODS = MethodRegistry()
 C = TypeVar("C", bound=type[Method])
 
 
-def method(name: str, card: Card) -> Callable[[C], C]:
+def method(name: str, card: MethodInfo) -> Callable[[C], C]:
     """Decorator: register a method under its name."""
 
     def register(cls: C) -> C:
@@ -48,7 +48,7 @@ def method(name: str, card: Card) -> Callable[[C], C]:
     return register
 
 
-def variant(of: type[Method], name: str, card: Card, preset: dict[str, Any]) -> type[Method]:
+def variant(of: type[Method], name: str, card: MethodInfo, preset: dict[str, Any]) -> type[Method]:
     """The same method with other defaults; its own name decides nothing else."""
     about = {"__doc__": card.summary, "__module__": of.__module__}
     options = type(f"{of.Options.__name__}_{name}", (of.Options,), about | {"preset": preset})

@@ -25,7 +25,7 @@ class ModelOptions(Options):
         "reduces it; auto takes the latter above 64 pixels",
     )
     head_bias: bool = Field(True, description="bias in the linear head; the paper shows none but counts it")
-    head_scale: PositiveFloat = Field(1.0, description="what the learnt scale of cosine and proxy heads begins with")
+    head_scale: PositiveFloat = Field(1.0, description="what the learned scale of cosine and proxy heads begins with")
     weights: str | None = Field(
         None,
         description="file the backbone begins with: safetensors or a PyTorch state dict, with our names or, for "
@@ -72,7 +72,7 @@ class Backbone(nn.Module, ABC):
         """Global average: the feature of a map. What is no map is a feature already."""
         return maps.mean((2, 3)) if maps.ndim == 4 else maps
 
-    def own_name(self, name: str) -> str:
+    def translate_name(self, name: str) -> str:
         """What a tensor in another library's weights is called here; an unknown name stays."""
         return name
 

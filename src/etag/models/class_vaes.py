@@ -17,7 +17,7 @@ class ParallelLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(classes, features, outputs))
         self.bias = nn.Parameter(torch.empty(classes, 1, outputs))
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """Each as a linear layer of its own would be."""
         bound = 1 / math.sqrt(self.weight.shape[1])
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from etag.models.modules import Kept
+from etag.models.modules import StoredTensors
 
 
 class ConditionalLinear(nn.Module):
@@ -17,7 +17,7 @@ class ConditionalLinear(nn.Module):
         self.linear, self._std = linear(features, outputs), std
         self.rows = nn.Parameter(torch.empty(0, outputs))
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """There are no rows yet."""
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
@@ -41,7 +41,7 @@ class ConditionalLinear(nn.Module):
         return joint
 
 
-class Residuals(Kept):
+class Residuals(StoredTensors):
     """What a decoder's mean leaves out of the features it is to make: a mean a class, and one covariance for all.
 
     With them what is made is a sample of p(f | y, z) = N(decoder(z, y) + mean_y, covariance).
@@ -54,7 +54,7 @@ class Residuals(Kept):
         super().__init__()
         self.keep(means=torch.empty(0, features), factor=torch.zeros(features, features))
 
-    def initialise(self, _: torch.Generator) -> None:
+    def initialize(self, _: torch.Generator) -> None:
         """No class is known yet."""
         self.keep(means=torch.zeros_like(self.means), factor=torch.zeros_like(self.factor))
 

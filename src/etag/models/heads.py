@@ -61,7 +61,7 @@ class LinearHead(nn.Module):
 
 
 class CosineHead(LinearHead):
-    """Scaled cosines of the feature and a vector a class (Hou et al., 2019); the scale is learnt."""
+    """Scaled cosines of the feature and a vector a class (Hou et al., 2019); the scale is learned."""
 
     proxies = 1  # rows a class
 
@@ -102,7 +102,7 @@ class ProxyHead(CosineHead):
         return super().outputs // self.proxies
 
     def similarities(self, features: Tensor) -> Tensor:
-        """Minus the squared distance of the normalised vectors, averaged over a class's proxies by their softmax."""
+        """Minus the squared distance of the normalized vectors, averaged over a class's proxies by their softmax."""
         near = (2 * self.cosines(features) - 2).view(len(features), -1, self.proxies)
         return (near * (self.gamma * near).softmax(2)).sum(2)
 

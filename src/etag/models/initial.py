@@ -15,15 +15,15 @@ MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes
 
 
 @runtime_checkable
-class SelfInitialising(Protocol):
+class SelfInitializing(Protocol):
     """A module with parameters of its own that are not those of a plain layer."""
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """Set its own parameters (its children are done apart)."""
 
 
 def build(make: Callable[[], M], generator: torch.Generator) -> M:
-    """Make a module without touching the global generator, and initialise it from the given one."""
+    """Make a module without touching the global generator, and initialize it from the given one."""
     with torch.device("meta"):
         module = make()
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
@@ -34,13 +34,13 @@ def build(make: Callable[[], M], generator: torch.Generator) -> M:
         )
     module.to_empty(device="cpu")
     for part in module.modules():
-        _initialise(part, generator)
+        _initialize(part, generator)
     return module
 
 
-def _initialise(module: nn.Module, generator: torch.Generator) -> None:
-    if isinstance(module, SelfInitialising):
-        module.initialise(generator)
+def _initialize(module: nn.Module, generator: torch.Generator) -> None:
+    if isinstance(module, SelfInitializing):
+        module.initialize(generator)
     elif isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
         if module.bias is not None:
@@ -53,4 +53,4 @@ def _initialise(module: nn.Module, generator: torch.Generator) -> None:
     elif isinstance(module, nn.BatchNorm2d):
         module.reset_parameters()
     elif any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
-        raise TypeError(f"{type(module).__name__} has parameters or buffers but no initialise(generator)")
+        raise TypeError(f"{type(module).__name__} has parameters or buffers but no initialize(generator)")

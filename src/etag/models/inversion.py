@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from etag.core.outputs import Need, Outputs, needed
+from etag.core.outputs import Need, Outputs, require
 from etag.models.modules import BatchNorm, ConvNorm
 from etag.models.solver import Solver
 
@@ -19,9 +19,9 @@ SMALLEST = 7  # side of the map that images grow from, or a little more
 
 
 class ImageGenerator(nn.Module):
-    """From a normal code to a normalised image: a linear layer, then maps that double their side.
+    """From a normal code to a normalized image: a linear layer, then maps that double their side.
 
-    Its last layer makes every channel of a batch as wide as that of a normalised image.
+    Its last layer makes every channel of a batch as wide as that of a normalized image.
     """
 
     def __init__(self, channels: int, size: int, latent: int = 1000) -> None:
@@ -50,7 +50,7 @@ class ImageGenerator(nn.Module):
 
 
 class Statistics(NamedTuple):
-    """Of each channel at a BatchNorm layer: those of the batch, and those that it has learnt."""
+    """Of each channel at a BatchNorm layer: those of the batch, and those that it has learned."""
 
     mean: Tensor
     variance: Tensor
@@ -58,7 +58,7 @@ class Statistics(NamedTuple):
     running_variance: Tensor
 
 
-class Listening(nn.Module):
+class BatchNormRecorder(nn.Module):
     """A solver that also tells what enters its BatchNorm layers. It is the solver itself, but does not train when its
     user does."""
 
@@ -74,7 +74,7 @@ class Listening(nn.Module):
         """Logits; the statistics of every BatchNorm layer."""
         with self._heard() as heard:
             said: Outputs = self.solver(images, Need.LOGITS)
-        return needed(said.logits), heard
+        return require(said.logits), heard
 
     @contextmanager
     def _heard(self) -> Iterator[list[Statistics]]:

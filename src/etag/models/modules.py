@@ -18,7 +18,7 @@ class Modules(nn.ModuleList, Generic[M]):
         return cast(Iterator[M], super().__iter__())
 
 
-class Kept(nn.Module):
+class StoredTensors(nn.Module):
     """Tensors that are kept, not trained. They take the size of what is loaded into them."""
 
     def keep(self, **tensors: Tensor) -> None:
@@ -47,7 +47,7 @@ class ConvNorm(nn.Sequential):
         super().__init__(convolution, nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised map."""
+        """The normalized map."""
         conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
         if norm.training or not self.folds:
             return cast(Tensor, norm(conv(x)))
@@ -57,14 +57,14 @@ class ConvNorm(nn.Sequential):
         return functional.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
 
 
-def follows_data(module: nn.Module) -> bool:
+def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether any BatchNorm in it takes its statistics from the batch at hand."""
     return any(isinstance(part, BatchNorm) and part.training for part in module.modules())
 
 
 @contextmanager
-def untracked(module: nn.Module) -> Iterator[None]:
-    """Within, BatchNorm in training normalises by the batch without taking note of it."""
+def without_tracking(module: nn.Module) -> Iterator[None]:
+    """Within, BatchNorm in training normalizes by the batch without taking note of it."""
     norms = [part for part in module.modules() if isinstance(part, BatchNorm)]
     for norm in norms:
         norm.track_running_stats = False

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from etag.core.outputs import Need, Outputs, needed
+from etag.core.outputs import Need, Outputs, require
 from etag.core.random import Stream
 from etag.models.class_vaes import ClassVAEs
-from etag.models.modules import Kept, Modules
+from etag.models.modules import Modules, StoredTensors
 from etag.models.replay_network import ReplayNetwork
 
 
@@ -24,7 +24,7 @@ class LinearPredictor(nn.Module):
 
     def forward(self, outputs: Outputs) -> Tensor:
         """Probabilities, one row an image."""
-        return needed(outputs.logits)[:, : self.classes * self.every : self.every].softmax(1)
+        return require(outputs.logits)[:, : self.classes * self.every : self.every].softmax(1)
 
 
 class MultiHeadPredictor(nn.Module):
@@ -38,14 +38,14 @@ class MultiHeadPredictor(nn.Module):
 
     def forward(self, outputs: Outputs) -> Tensor:
         """Probabilities within each task, side by side."""
-        heads = torch.split(needed(outputs.logits)[:, : sum(self.task_sizes)], self.task_sizes, dim=1)
+        heads = torch.split(require(outputs.logits)[:, : sum(self.task_sizes)], self.task_sizes, dim=1)
         return torch.cat([head.softmax(1) for head in heads], dim=1)
 
 
-class RectifyingPredictor(Kept):
+class RectifyingPredictor(StoredTensors):
     """IL2M (Belouadah and Popescu, 2019): where a new class would win, old classes get back the score they once had.
 
-    It keeps, for every class, its mean score on its own images when it was learnt (`initial`) and now (`current`),
+    It keeps, for every class, its mean score on its own images when it was learned (`initial`) and now (`current`),
     and, for every task, how confident the solver was of its images when they were new (`confidence`).
     """
 
@@ -74,7 +74,7 @@ class RectifyingPredictor(Kept):
 
     def forward(self, outputs: Outputs) -> Tensor:
         """Scores: logits, rectified where the highest is that of a new class."""
-        scores = needed(outputs.logits)[:, : len(self.initial)]
+        scores = require(outputs.logits)[:, : len(self.initial)]
         new = self.task == len(self.confidence) - 1
         top_is_new = new[scores.argmax(1)]
         return torch.where(top_is_new[:, None], scores * self.factors, scores)
@@ -99,7 +99,7 @@ class LikelihoodPredictor(nn.Module):
 
     def forward(self, outputs: Outputs) -> Tensor:
         """One row an image, one column a class."""
-        features = self.scale(needed(outputs.feature))
+        features = self.scale(require(outputs.feature))
         noise = self._noise().to(features)
         return torch.cat([vaes.log_likelihoods(features, noise) for vaes in self.classes], dim=1)
 
@@ -122,4 +122,4 @@ class NetworkPredictor(nn.Module):
 
     def forward(self, outputs: Outputs) -> Tensor:
         """Probabilities, one row an image."""
-        return self.network.classify(self.scale(needed(outputs.feature))).softmax(1)
+        return self.network.classify(self.scale(require(outputs.feature))).softmax(1)

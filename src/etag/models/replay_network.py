@@ -10,14 +10,14 @@ from etag.models.heads import LinearHead
 
 
 class ClassGaussians(nn.Module):
-    """A Gaussian of latent codes for each class; mean and log-variance are learnt."""
+    """A Gaussian of latent codes for each class; mean and log-variance are learned."""
 
     def __init__(self, latent: int) -> None:
         super().__init__()
         self.means = nn.Parameter(torch.empty(0, latent))
         self.log_variances = nn.Parameter(torch.empty(0, latent))
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """There is no class yet."""
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
@@ -52,7 +52,7 @@ class Gate(nn.Module):
         self._silent = silent
         self.register_buffer("masks", torch.empty(0, units))
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """There is no class yet."""
 
     def grow(self, classes: int, generator: torch.Generator) -> None:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Need, Outputs, Shown, needed
+from etag.core.outputs import Need, Outputs, Views, require
 from etag.core.random import Stream
 from etag.core.work import Batch
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.heads import LinearHead
 from etag.models.initial import build
-from etag.models.modules import Modules, follows_data, untracked
+from etag.models.modules import Modules, uses_batch_statistics, without_tracking
 
 
 class Auxiliary(nn.Module):
@@ -64,7 +64,7 @@ class Solver(nn.Module):
     def _auxiliaries_for(self, need: Need) -> list[Auxiliary]:
         return list(self.auxiliaries) if need & Need.AUXILIARY else []
 
-    def forward(self, shown: Tensor | Shown, need: Need) -> Outputs:
+    def forward(self, shown: Tensor | Views, need: Need) -> Outputs:
         """What is needed of one pass over images, or over what is shown of them.
 
         The last stage sees the views only where a term asks for them there: it is the most expensive thing that
@@ -73,7 +73,7 @@ class Solver(nn.Module):
         outputs = Outputs()
         auxiliaries = self._auxiliaries_for(need)
         if isinstance(shown, Tensor):
-            shown = Shown(shown, shown.shape[0])  # not len(): an exported program shall take any number
+            shown = Views(shown, shown.shape[0])  # not len(): an exported program shall take any number
         rows = _Rows(shown, apart=self._apart(need))
         last = len(self.backbone.stages)
         for number, stage in enumerate(self.backbone.stages, start=1):
@@ -113,7 +113,7 @@ class Solver(nn.Module):
         """
         if need & Need.STAGES:
             return True
-        return not self.views_in_statistics and not need & Need.VIEW_FEATURES and follows_data(self.backbone)
+        return not self.views_in_statistics and not need & Need.VIEW_FEATURES and uses_batch_statistics(self.backbone)
 
     def classify(self, maps: Tensor, stage: int) -> Tensor:
         """Logits from the map of a stage (1 .. L), after its activation."""
@@ -127,7 +127,7 @@ class Solver(nn.Module):
 class _Rows:
     """Images and their other views on their way through the stages, in one tensor or apart."""
 
-    def __init__(self, shown: Shown, apart: bool) -> None:
+    def __init__(self, shown: Views, apart: bool) -> None:
         self._images, self._picked = shown.images, shown.picked
         self._groups = [shown.rows]
         if apart and shown.rows.shape[0] > shown.images:
@@ -138,7 +138,7 @@ class _Rows:
         first, *others = self._groups
         self._groups = [layers(first)]
         for other in others:
-            with untracked(layers) if follows_data(layers) else nullcontext():
+            with without_tracking(layers) if uses_batch_statistics(layers) else nullcontext():
                 self._groups.append(layers(other))
 
     def keep_images(self) -> None:
@@ -184,11 +184,11 @@ class Teacher(Frozen[Solver]):
     """The solver of the previous task, with two paths."""
 
     @torch.no_grad()
-    def targets(self, shown: Tensor | Shown, need: Need) -> Outputs:
+    def targets(self, shown: Tensor | Views, need: Need) -> Outputs:
         """What it says, as constants. Not inference mode: its tensors could not enter a loss."""
         return self.differentiable(shown, need)
 
-    def differentiable(self, shown: Tensor | Shown, need: Need) -> Outputs:
+    def differentiable(self, shown: Tensor | Views, need: Need) -> Outputs:
         """What it says, with a path for gradients back to the images."""
         outputs: Outputs = self.network(shown, need)
         return outputs
@@ -203,7 +203,7 @@ class Features(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """One row an image."""
-        return {"features": needed(self.solver(batch.inputs, Need.FEATURE).feature), "labels": batch.labels}
+        return {"features": require(self.solver(batch.inputs, Need.FEATURE).feature), "labels": batch.labels}
 
 
 def build_solver(

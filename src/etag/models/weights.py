@@ -51,7 +51,9 @@ def load_weights(backbone: Backbone, path: str) -> WeightsReport:
     """Put the tensors of a file into the backbone, all of it or nothing."""
     file = Path(path).expanduser()
     tensors = read_tensors(file)
-    names = {backbone.own_name(name.removeprefix("solver.").removeprefix("backbone.")): name for name in tensors}
+    names = {
+        backbone.translate_name(name.removeprefix("solver.").removeprefix("backbone.")): name for name in tensors
+    }
     report = _compare(file, backbone.state_dict(), tensors, names)
     report.check()
     backbone.load_state_dict({name: tensors[names[name]] for name in report.matched}, strict=False)
@@ -86,7 +88,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except OSError as error:
-        raise EtagError(f"the weights '{file}' can not be read: {error}.") from error
+        raise EtagError(f"the weights '{file}' cannot be read: {error}.") from error
     except SafetensorError:
         pass  # it may still be a PyTorch file
     try:

@@ -14,7 +14,7 @@ STD = 0.02  # of the weights that everything here begins with
 class _Normal(nn.Linear):
     """A linear layer that begins with normal weights."""
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """As the original."""
         nn.init.normal_(self.weight, 0.0, STD, generator=generator)
         nn.init.zeros_(self.bias)
@@ -27,7 +27,7 @@ class _ClassVectors(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(classes, size))
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """As the rest."""
         nn.init.normal_(self.weight, 0.0, STD, generator=generator)
 

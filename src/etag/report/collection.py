@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from etag.core.errors import EtagError
-from etag.core.options import mistake
+from etag.core.options import file_error
 from etag.experiments import yaml
 from etag.experiments.paper import column_of, printed
 from etag.report.comparison import LOWER_BOUND, UPPER_BOUND, Entry
@@ -176,7 +176,7 @@ def _grid(folder: Path) -> Grid:
     try:
         file = GridFile.model_validate(content)
     except ValidationError as error:
-        raise mistake(error, str(folder / GRID)) from error
+        raise file_error(error, str(folder / GRID)) from error
     for column in file.paper.values():
         if column not in printed().table1:
             known = ", ".join(printed().table1)

@@ -22,7 +22,7 @@ from etag.report.figures import (
     scatter,
 )
 from etag.report.records import Embedding
-from etag.report.style import GREY, Look
+from etag.report.style import GRAY, Look
 
 PANELS = 6  # of one picture: more would be too small to see
 
@@ -47,7 +47,7 @@ def slopes(methods: Sequence[Slope]) -> Figure:
         ends = left[slope], right[slope]
         width, alpha = (1.0, 0.7) if slope.light else (2.0, 1.0)
         style: dict[str, Any] = {
-            "color": slope.look.colour,
+            "color": slope.look.color,
             "linestyle": slope.look.line,
             "linewidth": width,
             "alpha": alpha,
@@ -57,14 +57,14 @@ def slopes(methods: Sequence[Slope]) -> Figure:
             words = f"{slope.name}  {value:.1f}" if side == "right" else f"{value:.1f}  {slope.name}"
             axes.text(x, y, words, ha=side, va="center", fontsize=TEXT, color=INK, parse_math=False)
     for x, side, words in ((0, "right", "the paper’s A (%)"), (1, "left", "our A (%)")):
-        axes.text(x, 0.9, words, ha=side, va="bottom", fontsize=SMALL, color=GREY)
+        axes.text(x, 0.9, words, ha=side, va="bottom", fontsize=SMALL, color=GRAY)
     axes.set(xlim=(-0.75, 1.75), ylim=(0.6 - len(methods), 1.5), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return figure
 
 
 def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
-    """Accuracy after each task with bars of one deviation; neighbours stand aside, so that their bars show."""
+    """Accuracy after each task with bars of one deviation; neighbors stand aside, so that their bars show."""
     figure, axes = empty_figure(WIDTH, 0.8 * WIDTH + 0.2 * (legend_rows([curve.name for curve in curves]) - 1))
     tasks = np.arange(1, len(seen) + 1)
     for place, curve in enumerate(curves):
@@ -74,7 +74,7 @@ def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
             tasks + aside,
             100 * np.asarray(curve.values),
             yerr=deviations,
-            color=curve.look.colour,
+            color=curve.look.color,
             marker=curve.look.mark,
             markersize=4.5,
             linewidth=0.9,

@@ -113,7 +113,7 @@ def _sections(scenes: Sequence[Scene]) -> list[Section]:
 def _features(scenes: Sequence[Scene]) -> list[Section]:
     """A section a split: each has its own key."""
     about = (
-        "Features of test images, laid out by t-SNE anew after each task; a colour is the same class in all panels."
+        "Features of test images, laid out by t-SNE anew after each task; a color is the same class in all panels."
     )
     found = [(scene, *embedding_plates(scene)) for scene in scenes]
     return [

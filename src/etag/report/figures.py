@@ -17,10 +17,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from etag.report.formats import duration
-from etag.report.style import GREY, LINE_COLOURS, VERMILION, Look, drawable, short
+from etag.report.style import GRAY, LINE_COLORS, VERMILION, Look, drawable, short
 from etag.report.traces import Trace
 
-WIDTH, NARROW, RATIO = 5.4, 4.2, 0.8  # neighbours on a page are equally high
+WIDTH, NARROW, RATIO = 5.4, 4.2, 0.8  # neighbors on a page are equally high
 TEXT, SMALL, INK, GRID = 9.0, 8.0, "#262626", "#D9D9D9"
 HEAT = "Blues"
 NAMED_CLASSES = 20  # a confusion matrix of more shows numbers only
@@ -55,7 +55,7 @@ class Bar:
 def accuracy_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
     """Accuracy over all classes seen, against their number; against the tasks, where these bring no new ones."""
     rising = len(set(seen)) == len(seen)
-    at, along = (seen, "classes seen") if rising else (range(1, len(seen) + 1), "tasks learnt")
+    at, along = (seen, "classes seen") if rising else (range(1, len(seen) + 1), "tasks learned")
     figure, axes = empty_figure(WIDTH, RATIO * WIDTH + 0.2 * (legend_rows([curve.name for curve in curves]) - 1))
     for curve in curves:
         _draw_curve(axes, at, curve)
@@ -71,7 +71,7 @@ def _draw_curve(axes: Axes, at: Sequence[int], curve: Curve) -> None:
     axes.plot(
         at,
         values,
-        color=look.colour,
+        color=look.color,
         linestyle=look.line,
         marker=look.mark,
         markersize=4 if curve.light else 5,
@@ -81,7 +81,7 @@ def _draw_curve(axes: Axes, at: Sequence[int], curve: Curve) -> None:
     )
     if curve.deviations is not None:
         deviations = 100 * np.asarray(curve.deviations)
-        axes.fill_between(at, values - deviations, values + deviations, color=look.colour, alpha=0.15, linewidth=0)
+        axes.fill_between(at, values - deviations, values + deviations, color=look.color, alpha=0.15, linewidth=0)
 
 
 def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> Figure:
@@ -96,7 +96,7 @@ def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> F
     axes.set_xticks(ticks, [str(task + 1) for task in ticks])
     axes.set_yticks(ticks, [str(task + 1) for task in ticks])
     axes.set(xlabel="accuracy on task", ylabel="after task")
-    _colour_bar(figure, axes, image, "accuracy (%)", [0, 25, 50, 75, 100])
+    _color_bar(figure, axes, image, "accuracy (%)", [0, 25, 50, 75, 100])
     _write_cells(axes, cells, width, decimals=1, dark_above=60)
     return figure
 
@@ -114,7 +114,7 @@ def confusion_heatmap(
     _tick_classes(axes, names[:classes])
     _bound_tasks(axes, classes_per_task)
     axes.set(xlabel="answer", ylabel="true class")
-    _colour_bar(figure, axes, image, "share of the true class (%)", [0, 1, 5, 10, 25, 50, 75, 100])
+    _color_bar(figure, axes, image, "share of the true class (%)", [0, 1, 5, 10, 25, 50, 75, 100])
     if classes <= COUNTED_CLASSES:
         some = np.where(shares > 0, shares, np.nan)  # empty cells keep the picture calm
         _write_cells(axes, some, width, decimals=0, dark_above=36)
@@ -143,8 +143,8 @@ def _bound_tasks(axes: Axes, classes_per_task: Sequence[int]) -> None:
     if 1 < len(ends) <= TASK_TICKS:
         top = axes.secondary_xaxis("top")
         top.set_xticks(ends - np.asarray(classes_per_task) / 2 - 0.5, [str(task + 1) for task in range(len(ends))])
-        top.tick_params(length=0, labelsize=SMALL, labelcolor=GREY, pad=2)
-        top.set_xlabel("task", fontsize=SMALL, color=GREY)
+        top.tick_params(length=0, labelsize=SMALL, labelcolor=GRAY, pad=2)
+        top.set_xlabel("task", fontsize=SMALL, color=GRAY)
         top.spines["top"].set_visible(False)
 
 
@@ -169,7 +169,7 @@ def scatter(
             own[:, 0],
             own[:, 1],
             s=area,
-            c=look.colour,
+            c=look.color,
             marker=look.mark,
             alpha=0.8,
             edgecolors=INK,
@@ -184,11 +184,11 @@ def scatter(
 def loss_curves(trace: Trace) -> Figure:
     """The loss terms of one phase, over the steps of all tasks."""
     figure, axes = empty_figure(WIDTH, 2.3 + 0.2 * legend_rows(trace.terms))
-    colours = (VERMILION, *LINE_COLOURS)
+    colors = (VERMILION, *LINE_COLORS)
     for number, line in enumerate(trace.terms.values()):
         x, y = zip(*line, strict=True)
-        style = ("-", "--", ":")[number // len(colours) % 3]
-        axes.plot(x, y, color=colours[number % len(colours)], linestyle=style, linewidth=1.2)
+        style = ("-", "--", ":")[number // len(colors) % 3]
+        axes.plot(x, y, color=colors[number % len(colors)], linestyle=style, linewidth=1.2)
     values = [value for line in trace.terms.values() for _, value in line if math.isfinite(value)]
     if values and min(values) > 0:
         _scale_by_powers(axes, max(values) / min(values))
@@ -208,7 +208,7 @@ def time_bars(bars: Sequence[Bar]) -> Figure:
     for place, bar in enumerate(bars):
         lengths = np.asarray(bar.seconds) / seconds
         starts = np.cumsum(lengths) - lengths
-        axes.barh(place, lengths, left=starts, color=bar.look.colour, edgecolor="white", linewidth=0.6, height=0.5)
+        axes.barh(place, lengths, left=starts, color=bar.look.color, edgecolor="white", linewidth=0.6, height=0.5)
         axes.text(lengths.sum(), place, f" {duration(sum(bar.seconds))}", va="center", fontsize=SMALL, color=INK)
     axes.set_yticks(range(len(bars)), [short(bar.name, 24) for bar in bars], parse_math=False)
     axes.set(xlabel=f"training time ({unit})", xlim=(0, 1.25 * (longest or 1) / seconds))
@@ -229,8 +229,8 @@ def empty_figure(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(labelsize=SMALL, labelcolor=INK, color=GREY)
+    axes.spines[["left", "bottom"]].set_color(GRAY)
+    axes.tick_params(labelsize=SMALL, labelcolor=INK, color=GRAY)
     for axis in (axes.xaxis, axes.yaxis):
         axis.label.set(fontsize=TEXT, color=INK)
     return figure, axes
@@ -257,7 +257,7 @@ def legend_below(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) 
         text.set(parse_math=False, text=short(name, LEGEND_LETTERS), fontsize=SMALL, color=INK)
 
 
-def _colour_bar(figure: Figure, axes: Axes, image: AxesImage, label: str, ticks: Sequence[int]) -> None:
+def _color_bar(figure: Figure, axes: Axes, image: AxesImage, label: str, ticks: Sequence[int]) -> None:
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=list(ticks))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=SMALL, labelcolor=INK, length=0)
@@ -268,7 +268,7 @@ def _colour_bar(figure: Figure, axes: Axes, image: AxesImage, label: str, ticks:
 
 def _write_cells(axes: Axes, cells: Cells, width: float, decimals: int, dark_above: float) -> None:
     """A number in every cell that has one, light on dark cells; without decimals, or none at all, in small cells."""
-    cell = 72 * 0.72 * width / len(cells)  # in points, ticks and colour bar taking the rest of the figure's width
+    cell = 72 * 0.72 * width / len(cells)  # in points, ticks and color bar taking the rest of the figure's width
     letter = min(TEXT, cell / (2.0 + 0.9 * decimals))
     if letter < LEAST_LETTER:
         if decimals:
@@ -276,8 +276,8 @@ def _write_cells(axes: Axes, cells: Cells, width: float, decimals: int, dark_abo
         return
     for (row, column), value in np.ndenumerate(cells):
         if math.isfinite(value):
-            colour = "white" if value > dark_above else INK
-            axes.text(column, row, f"{value:.{decimals}f}", ha="center", va="center", fontsize=letter, color=colour)
+            color = "white" if value > dark_above else INK
+            axes.text(column, row, f"{value:.{decimals}f}", ha="center", va="center", fontsize=letter, color=color)
 
 
 def _spaced(values: Iterable[int], least: float) -> list[int]:

@@ -73,7 +73,7 @@ def put(path: Path, content: str | bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        raise EtagError(f"the report {path} can not be written: {error.strerror}.") from error
+        raise EtagError(f"the report {path} cannot be written: {error.strerror}.") from error
     return path
 
 

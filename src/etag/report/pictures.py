@@ -1,4 +1,4 @@
-"""Pictures as a page holds them: inlined, with words for those who can not see them."""
+"""Pictures as a page holds them: inlined, with words for those who cannot see them."""
 
 import base64
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from PIL import Image
 from etag.report import figures
 from etag.report.formats import duration, percent
 from etag.report.records import Embedding, Metrics
-from etag.report.style import BLUE, CLASSES_WITH_OWN_LOOK, GREY, SKY, Look, class_looks, method_name, task_looks
+from etag.report.style import BLUE, CLASSES_WITH_OWN_LOOK, GRAY, SKY, Look, class_looks, method_name, task_looks
 from etag.report.traces import Trace
 
 DOTS_PER_INCH = 190  # sharp on a screen of double density
 MADE_WIDTH = 400  # CSS pixels, about: whole pixels stay sharp
-COLOURS = 256  # of a raster picture; halves its size and can not be seen
+COLORS = 256  # of a raster picture; halves its size and cannot be seen
 
 ABOUT_ACCURACY_MATRIX = "Accuracy on each task (columns) after learning each task (rows), all classes seen competing."
 ABOUT_CONFUSION = (
     "Answers after the last task, in percent of each true class; lines part the tasks. "
-    "The colours follow the square root, so that rare confusions show."
+    "The colors follow the square root, so that rare confusions show."
 )
 ABOUT_EMBEDDING = "Features of test images after the last task, laid out by t-SNE; near points have like features."
 
@@ -47,7 +47,7 @@ def vector(figure: Figure, alt: str, caption: str) -> Picture:
 def raster(figure: Figure, alt: str, caption: str) -> Picture:
     """For thousands of points or cells, which as vectors would make the page heavy."""
     packed = BytesIO()
-    Image.open(BytesIO(drawn(figure, "png"))).convert("RGB").quantize(COLOURS).save(packed, "png", optimize=True)
+    Image.open(BytesIO(drawn(figure, "png"))).convert("RGB").quantize(COLORS).save(packed, "png", optimize=True)
     return _picture(figure, "image/png", packed.getvalue(), alt, caption)
 
 
@@ -86,7 +86,7 @@ def accuracy_curve_picture(metrics: Metrics) -> Picture:
     curves = [
         figures.Curve("weighted", metrics.step_accuracy_weighted, Look(BLUE)),
         figures.Curve("plain", metrics.step_accuracy_plain, Look(SKY, "s", "--")),
-        figures.Curve("task-aware, weighted", metrics.step_accuracy_task_aware, Look(GREY, "^"), light=True),
+        figures.Curve("task-aware, weighted", metrics.step_accuracy_task_aware, Look(GRAY, "^"), light=True),
     ]
     steps = ", ".join(map(percent, metrics.step_accuracy_weighted))
     return vector(
@@ -143,7 +143,7 @@ def embedding_picture(embedding: Embedding, metrics: Metrics, among: str | None 
     return raster(
         figures.embedding_scatter(embedding.points, groups, looks, _width(among)),
         f"t-SNE of {len(embedding.points)} test images of {among or _name(metrics)}, "
-        f"coloured by {'class' if by_class else 'task'}.",
+        f"colored by {'class' if by_class else 'task'}.",
         among or ABOUT_EMBEDDING,
     )
 

@@ -14,7 +14,7 @@ from etag.report.records import Embedding, Metrics, RunRecord, read_embeddings
 from etag.report.results import Ranking
 from etag.report.style import (
     CLASSES_WITH_OWN_LOOK,
-    LINE_COLOURS,
+    LINE_COLORS,
     LINE_MARKS,
     VERMILION,
     Look,
@@ -47,8 +47,8 @@ def curves_plate(kind: str, scene: Scene, entries: Sequence[Entry]) -> Plate:
 
 def temperature_plate(scene: Scene, by_tau: dict[float, Entry]) -> Plate:
     """eTag's accuracy after each task, by tau."""
-    colours = (*LINE_COLOURS, VERMILION)
-    looks = [Look(colours[n % len(colours)], LINE_MARKS[n % len(LINE_MARKS)]) for n in range(len(by_tau))]
+    colors = (*LINE_COLORS, VERMILION)
+    looks = [Look(colors[n % len(colors)], LINE_MARKS[n % len(LINE_MARKS)]) for n in range(len(by_tau))]
     named = zip(by_tau.items(), looks, strict=True)
     curves = [replace(entry.curve(look), name=f"τ = {tau:g}") for (tau, entry), look in named]
     ends = "; ".join(f"{curve.name}: {fixed(100 * curve.values[-1], 1)}" for curve in curves)
@@ -103,7 +103,7 @@ def _names(run: RunRecord) -> list[str]:
 
 
 def embedding_plates(scene: Scene) -> tuple[list[Plate], Key]:
-    """Features after each task of the methods that the paper shows, with the key to their colours."""
+    """Features after each task of the methods that the paper shows, with the key to their colors."""
     entries = scene.some(SEEN_IN)
     found = [(name, run, read_embeddings(run)) for name, run in shown(entries)] if entries else []
     found = [(name, run, embeddings) for name, run, embeddings in found if embeddings]
@@ -117,7 +117,7 @@ def embedding_plates(scene: Scene) -> tuple[list[Plate], Key]:
 
 
 def _groups(labels: set[int], metrics: Metrics) -> tuple[dict[int, int], Key]:
-    """What has a colour of its own: every class, or every task where there are too many classes."""
+    """What has a color of its own: every class, or every task where there are too many classes."""
     if len(labels) > CLASSES_WITH_OWN_LOOK:
         return dict(enumerate(metrics.task_of_class)), pictures.embedding_key(metrics)
     classes = sorted(labels)

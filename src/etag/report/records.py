@@ -11,10 +11,10 @@ from typing import Annotated, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from etag.core.errors import EtagError
-from etag.core.options import mistake
+from etag.core.options import file_error
 from etag.evaluation.metrics import step_accuracies
 
-AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks were not learnt yet
+AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks were not learned yet
 Tasks = Annotated[list[NonNegativeInt], Field(min_length=1)]  # classes that each brings
 
 
@@ -72,12 +72,12 @@ class Metrics(_Record):
 
     @property
     def tasks(self) -> int:
-        """How many tasks were learnt."""
+        """How many tasks were learned."""
         return len(self.classes_per_task)
 
     @property
     def classes(self) -> int:
-        """How many classes were learnt."""
+        """How many classes were learned."""
         return sum(self.classes_per_task)
 
     @property
@@ -193,7 +193,7 @@ def _text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise EtagError(f"{path} can not be read: {error}.") from error
+        raise EtagError(f"{path} cannot be read: {error}.") from error
 
 
 R = TypeVar("R", bound=_Record)
@@ -203,7 +203,7 @@ def _parse(kind: type[R], text: str, path: Path) -> R:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise mistake(error, str(path)) from error
+        raise file_error(error, str(path)) from error
 
 
 def _check_square(name: str, rows: list[list[float | None]] | list[list[int]], size: int) -> None:

@@ -128,7 +128,7 @@ def _stands_for(scene: Scene) -> str:
     data, _, tasks = column.rpartition("-")
     return (
         f"{scene.title} stands for the paper’s {tasks} tasks on {data}, a larger problem: orders can be set against "
-        "each other, values can not."
+        "each other, values cannot."
     )
 
 

@@ -18,7 +18,7 @@ TAU = re.compile(rf"{OURS}-tau(\d+(?:\.\d+)?)")
 SELF_SUPERVISED = {  # by the paper's columns: what we call the run
     "none": ("none", "b0"),
     "jigsaw": ("jigsaw puzzles", f"{OURS}-jigsaw"),
-    "colour": ("permutation of colour channels", f"{OURS}-colour"),
+    "color": ("permutation of color channels", f"{OURS}-color"),
     "rotation": ("rotations", OURS),
 }
 COMPONENTS = ("b1", "b2", "b3", OURS)
@@ -48,7 +48,7 @@ def ablation_table(scene: Scene) -> Table | None:
 def self_supervised_table(scene: Scene) -> Table | None:
     """The paper's Table 3."""
     found = {key: scene.entries[label] for key, (_, label) in SELF_SUPERVISED.items() if label in scene.entries}
-    if not found.keys() & {"jigsaw", "colour"}:
+    if not found.keys() & {"jigsaw", "color"}:
         return None
     rows = [_versus(SELF_SUPERVISED[key][0], entry, printed().self_supervised[key]) for key, entry in found.items()]
     columns = [Column("self-supervised task", number=False), A, PAPER_A]

@@ -1,4 +1,4 @@
-"""Names, colours and marks, the same in every picture and on every page."""
+"""Names, colors and marks, the same in every picture and on every page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,23 +9,23 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.font_manager import findfont, get_font
 
-# Okabe and Ito: told apart with every common colour blindness
+# Okabe and Ito: told apart with every common color blindness
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-GREY, SILVER, WINE = "#737373", "#A6A6A6", "#882255"
+GRAY, SILVER, WINE = "#737373", "#A6A6A6", "#882255"
 
-CLASS_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE, BLACK, YELLOW, SILVER, WINE)
-LINE_COLOURS = (BLUE, GREEN, PURPLE, ORANGE, SKY)  # yellow is too faint for lines; the others are spoken for
+CLASS_COLORS = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE, BLACK, YELLOW, SILVER, WINE)
+LINE_COLORS = (BLUE, GREEN, PURPLE, ORANGE, SKY)  # yellow is too faint for lines; the others are spoken for
 LINE_MARKS = ("s", "^", "D", "v", "P", "X")
 CLASS_MARKS = ("o", "^")
-CLASSES_WITH_OWN_LOOK = len(CLASS_COLOURS) * len(CLASS_MARKS)  # more can not be told apart
+CLASSES_WITH_OWN_LOOK = len(CLASS_COLORS) * len(CLASS_MARKS)  # more cannot be told apart
 
 
 @dataclass(frozen=True)
 class Look:
     """How one thing is drawn."""
 
-    colour: str
+    color: str
     mark: str = "o"
     line: str = "-"
 
@@ -51,11 +51,11 @@ METHOD_NAMES = {
     **{f"b{number}": f"B{number}" for number in range(5)},
 }
 
-_SPARE_LOOKS = [Look(colour, mark) for mark, colour in product(LINE_MARKS, LINE_COLOURS)]
+_SPARE_LOOKS = [Look(color, mark) for mark, color in product(LINE_MARKS, LINE_COLORS)]
 OWN_LOOKS = {
     "etag": Look(VERMILION, "o"),
     "tag": Look(VERMILION, "s"),
-    "fine": Look(GREY, "v", ":"),
+    "fine": Look(GRAY, "v", ":"),
     "joint": Look(BLACK, "*", "--"),
 }
 METHOD_LOOKS = OWN_LOOKS | dict(
@@ -74,23 +74,23 @@ def is_embedded(method: str) -> bool:
 
 
 def method_looks(methods: Sequence[str]) -> list[Look]:
-    """One look each: a well-known method has its own, unless its colour is taken by one that comes before it; as long
-    as there are colours no two are alike."""
+    """One look each: a well-known method has its own, unless its color is taken by one that comes before it; as long
+    as there are colors no two are alike."""
     looks: list[Look] = []
     for method in methods:
-        own, taken = METHOD_LOOKS.get(method), {look.colour for look in looks}
-        if own is not None and own.colour not in taken:
+        own, taken = METHOD_LOOKS.get(method), {look.color for look in looks}
+        if own is not None and own.color not in taken:
             looks.append(own)
             continue
-        reserved = taken | {METHOD_LOOKS[other].colour for other in methods if other in METHOD_LOOKS}
-        fresh = [look for look in _SPARE_LOOKS if look.colour not in reserved]
+        reserved = taken | {METHOD_LOOKS[other].color for other in methods if other in METHOD_LOOKS}
+        fresh = [look for look in _SPARE_LOOKS if look.color not in reserved]
         unlike = [look for look in [own, *_SPARE_LOOKS] if look is not None and look not in looks]
         looks.append([*fresh, *unlike, *_SPARE_LOOKS][0])
     return looks
 
 
 def family_looks(methods: Sequence[str]) -> list[Look]:
-    """As `method_looks`, but eXX has the colour of XX: its line is whole, that of XX is broken."""
+    """As `method_looks`, but eXX has the color of XX: its line is whole, that of XX is broken."""
     plain = list(dict.fromkeys(method[1:] if is_embedded(method) else method for method in methods))
     looks = dict(zip(plain, method_looks(plain), strict=True))
     broken = {method[1:] for method in methods if is_embedded(method)}
@@ -106,7 +106,7 @@ def family_looks(methods: Sequence[str]) -> list[Look]:
 
 def class_looks(classes: int) -> list[Look]:
     """Looks for a few classes, which have no order."""
-    pairs = [Look(colour, mark) for mark, colour in product(CLASS_MARKS, CLASS_COLOURS)]
+    pairs = [Look(color, mark) for mark, color in product(CLASS_MARKS, CLASS_COLORS)]
     return pairs[:classes]
 
 

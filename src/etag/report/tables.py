@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """What stands over a column; neighbours of one group have a heading in common."""
+    """What stands over a column; neighbors of one group have a heading in common."""
 
     name: str
     group: str = ""

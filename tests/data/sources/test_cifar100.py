@@ -42,9 +42,9 @@ def test_cifar100_knows_the_names_of_its_classes(cifar, shared_data):
 
 
 def test_cifar100_channels_are_red_green_blue(cifar):
-    centre = cifar.train.pixels.float().mean((0, 2, 3)) / 255
+    center = cifar.train.pixels.float().mean((0, 2, 3)) / 255
     # the usual constants say .4914, .4822, .4465 (they are CIFAR-10's); red is brightest, blue darkest
-    assert centre.tolist() == pytest.approx([0.5071, 0.4866, 0.4409], abs=5e-4)
+    assert center.tolist() == pytest.approx([0.5071, 0.4866, 0.4409], abs=5e-4)
     assert cifar.mean == (0.4914, 0.4822, 0.4465)
     assert cifar.std == (0.2023, 0.1994, 0.2010)
     assert cifar.flip is True
@@ -160,7 +160,7 @@ def flat_images(folder):
 def test_a_spoilt_file_is_named_in_one_sentence(tmp_path, spoil):
     write_cifar(tmp_path)
     spoil(tmp_path)
-    with pytest.raises(EtagError, match=r"train.parquet can not be read as CIFAR-100 \(.+\)\.$"):
+    with pytest.raises(EtagError, match=r"train.parquet cannot be read as CIFAR-100 \(.+\)\.$"):
         opened(tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_an_image_that_is_none_is_named_too(tmp_path, png_bytes, kind):
     write_cifar(tmp_path)
     images = [{"bytes": content, "path": None} for content in (whole, contents[kind])]
     pyarrow.parquet.write_table(pa.table({"img": images, "fine_label": [0, 1]}), tmp_path / "test.parquet")
-    with pytest.raises(EtagError, match=r"test.parquet can not be read as CIFAR-100"):
+    with pytest.raises(EtagError, match=r"test.parquet cannot be read as CIFAR-100"):
         opened(tmp_path)
 
 
@@ -210,4 +210,4 @@ def test_a_changed_image_is_read_or_refused(fuzzed, changes, kept):
         said = f"{len(opened(fuzzed).train)} image"
     except EtagError as error:
         said = str(error)
-    assert "train.parquet can not be read as CIFAR-100" in said or said == "1 image"
+    assert "train.parquet cannot be read as CIFAR-100" in said or said == "1 image"

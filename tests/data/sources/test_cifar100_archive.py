@@ -133,7 +133,7 @@ def test_of_several_forms_the_parquet_goes_first_then_the_folder(tmp_path, way):
     if way == "parquet":
         for name in ("train", "test"):
             (tmp_path / f"{name}.parquet").write_bytes(b"not even one")
-        with pytest.raises(EtagError, match=r"train\.parquet can not be read"):
+        with pytest.raises(EtagError, match=r"train\.parquet cannot be read"):
             opened(tmp_path)
     else:
         assert len(opened(tmp_path).train) == {"archive": 3, "folder": 4}[way]
@@ -154,7 +154,7 @@ def test_a_cut_archive_is_named(tmp_path, kept):
     (tmp_path / "cifar-100-python.tar.gz").write_bytes(whole[: int(kept * len(whole))])
     with pytest.raises(
         EtagError,
-        match=r"cifar-100-python.tar.gz (can not be read as CIFAR-100 \(.+\)|is none of the \d+ classes)\.$",
+        match=r"cifar-100-python.tar.gz (cannot be read as CIFAR-100 \(.+\)|is none of the \d+ classes)\.$",
     ):
         opened(tmp_path)
 
@@ -167,7 +167,7 @@ def test_an_archive_with_a_hole_is_named(tmp_path, place):
     (tmp_path / "cifar-100-python.tar.gz").write_bytes(whole)
     with pytest.raises(
         EtagError,
-        match=r"cifar-100-python.tar.gz (can not be read as CIFAR-100 \(.+\)|is none of the \d+ classes)\.$",
+        match=r"cifar-100-python.tar.gz (cannot be read as CIFAR-100 \(.+\)|is none of the \d+ classes)\.$",
     ):
         opened(tmp_path)
 
@@ -177,7 +177,7 @@ def test_a_cut_pickle_is_named(tmp_path, kept):
     contents = few()
     whole = contents["train"]
     contents["train"] = whole[: int(kept * len(whole))] if isinstance(kept, float) else whole[:kept]
-    with pytest.raises(EtagError, match=r"(can not be read as CIFAR-100 \(.+\)|is none of the \d+ classes)\.$"):
+    with pytest.raises(EtagError, match=r"(cannot be read as CIFAR-100 \(.+\)|is none of the \d+ classes)\.$"):
         opened(lay_out(tmp_path, contents, archive=False))
 
 
@@ -210,7 +210,7 @@ PIXELS = np.zeros((4, 3072), np.uint8)
     ],
 )
 def test_other_contents_are_refused(tmp_path, changes):
-    with pytest.raises(EtagError, match=r"(can not be read as CIFAR-100 \(.+\)|is none of the \d+ classes)\.$"):
+    with pytest.raises(EtagError, match=r"(cannot be read as CIFAR-100 \(.+\)|is none of the \d+ classes)\.$"):
         opened(lay_out(tmp_path, few(**changes), archive=False))
 
 
@@ -304,7 +304,7 @@ def read_or_refused(folder):
         said = f"{len(opened(folder).train)} images"
     except EtagError as error:
         said = str(error)
-    refused = "can not be read as CIFAR-100" in said or "is none of the" in said
+    refused = "cannot be read as CIFAR-100" in said or "is none of the" in said
     assert refused or said in ("2 images", "4 images")
 
 
@@ -321,7 +321,7 @@ def changed(content, changes):
 @settings(max_examples=100)
 @given(content=st.binary(max_size=600))
 def test_random_bytes_are_no_archive(spoilt, content):
-    with pytest.raises(EtagError, match=r"tar\.gz can not be read as CIFAR-100"):
+    with pytest.raises(EtagError, match=r"tar\.gz cannot be read as CIFAR-100"):
         opened(spoilt(content))
 
 
@@ -334,7 +334,7 @@ def test_a_changed_archive_is_read_or_refused(spoilt, changes):
 @settings(max_examples=200)
 @given(content=st.binary(max_size=40))
 def test_random_bytes_are_no_pickle(unpacked, content):
-    with pytest.raises(EtagError, match="can not be read as CIFAR-100"):
+    with pytest.raises(EtagError, match="cannot be read as CIFAR-100"):
         opened(lay_out(unpacked, few() | {"train": content}, archive=False))
 
 

@@ -91,7 +91,7 @@ def test_spoilt_files_of_both_parts_are_told_at_once(zoo, options):
     bad = [zoo / "cat" / "0.png", zoo / "emu" / "4.png"]  # for training and for testing
     for file in bad:
         file.write_bytes(b"no image")
-    with pytest.raises(EtagError, match=r"^2 image files can not be read") as caught:
+    with pytest.raises(EtagError, match=r"^2 image files cannot be read") as caught:
         build_scenario(folder(zoo, **options), "b2-1x2", seed=0)
     assert all(f"{file} (not an image)" in str(caught.value) for file in bad)
 
@@ -99,7 +99,7 @@ def test_spoilt_files_of_both_parts_are_told_at_once(zoo, options):
 def test_a_spoilt_file_is_named_when_its_batch_is_read(zoo):
     (zoo / "cat" / "0.png").write_bytes(b"no image")
     scenario, preprocess = build_scenario(folder(zoo, size=8, memory=0, order="natural"), "b2-1x2", seed=0)
-    with pytest.raises(EtagError, match=r"1 image file can not be read: .*cat/0.png \(not an image\)"):
+    with pytest.raises(EtagError, match=r"1 image file cannot be read: .*cat/0.png \(not an image\)"):
         inputs(scenario.tasks[0].train, preprocess)
 
 
@@ -114,12 +114,12 @@ def test_a_folder_must_be_named(tmp_path, classes_in, monkeypatch, there):
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(EtagError, match=f"the image folder '{tmp_path}/nowhere' can not be read: No such file"):
+    with pytest.raises(EtagError, match=f"the image folder '{tmp_path}/nowhere' cannot be read: No such file"):
         SOURCES["folder"].open(folder(tmp_path / "nowhere"))
 
 
 def test_a_folder_can_not_be_fetched():
-    with pytest.raises(EtagError, match="'folder' can not be fetched for you"):
+    with pytest.raises(EtagError, match="'folder' cannot be fetched for you"):
         SOURCES["folder"].get(None, lambda *_: None)
 
 

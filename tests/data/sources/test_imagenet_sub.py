@@ -35,8 +35,8 @@ def test_real_photographs_are_kept_larger_than_the_windows_of_them(imagenet):
     assert [len(task.test) for task in scenario] == [50] + [10] * 5
     images = scenario.tasks[0].train.pixels
     assert images.shape == (150, 3, 64, 64)  # 256 for 224
-    colour = images.float().mean((0, 2, 3)) / 255
-    assert colour.tolist() == pytest.approx(preprocess.mean, abs=0.06)  # photographs indeed, red first
+    color = images.float().mean((0, 2, 3)) / 255
+    assert color.tolist() == pytest.approx(preprocess.mean, abs=0.06)  # photographs indeed, red first
     windows = preprocess.train(images, Draws(Stream.root(0)), 150)
     assert windows.shape == (150, 3, 56, 56)
     assert preprocess.test(images).shape == (150, 3, 56, 56)

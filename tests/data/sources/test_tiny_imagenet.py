@@ -33,7 +33,7 @@ def annotate(path, text):
     (path / "val" / "val_annotations.txt").write_text(text)
 
 
-def test_both_labelled_parts_are_read(tiny):
+def test_both_labeled_parts_are_read(tiny):
     scenario, preprocess = build_scenario(options(tiny, order="natural"), "b2-1x2", seed=0)
     assert scenario.classes == CLASSES
     assert (scenario.size, scenario.channels, preprocess.flip) == (64, 3, True)
@@ -75,13 +75,13 @@ def test_a_bad_annotation_is_named_by_its_line(tiny, text, words):
 
 def test_annotations_that_are_no_text_are_named(tiny):
     (tiny / "val" / "val_annotations.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(EtagError, match=r"val_annotations.txt can not be read: .*decode"):
+    with pytest.raises(EtagError, match=r"val_annotations.txt cannot be read: .*decode"):
         build_scenario(options(tiny), "b2-1x2", seed=0)
 
 
 def test_an_annotated_image_that_is_missing_is_named(tiny):
     (tiny / "val" / "images" / "val_3.JPEG").unlink()
-    with pytest.raises(EtagError, match=r"1 image file can not be read: .*val_3.JPEG \(no longer there\)"):
+    with pytest.raises(EtagError, match=r"1 image file cannot be read: .*val_3.JPEG \(no longer there\)"):
         build_scenario(options(tiny), "b2-1x2", seed=0)
 
 

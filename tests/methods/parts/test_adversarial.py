@@ -29,9 +29,9 @@ def batch_of(phase):
     return next(phase.batches.epoch(0))
 
 
-def terms_of(phase, player):
+def terms_of(phase, group):
     with torch.no_grad():
-        return {name: value.item() for name, value in phase.module(batch_of(phase), player=player).items()}
+        return {name: value.item() for name, value in phase.module(batch_of(phase), group=group).items()}
 
 
 # -- the losses, one number at a time --------------------------------------------------------------
@@ -63,11 +63,11 @@ class NaiveGan:
         return said, (back * slope(first)) @ self.naive.matrix(self.c.first.weight)
 
 
-def naive_terms(naive, laboratory, index, batch, player):
+def naive_terms(naive, laboratory, index, batch, group):
     method, task, rows = laboratory.method, laboratory.task(index), len(batch.labels)
     gan, labels, draws = NaiveGan(naive, method.replay.generator), batch.labels.tolist(), batch.draws
-    made = gan.decode(draws.normal(f"{player} codes", rows, 5), labels)
-    if player == "critic":
+    made = gan.decode(draws.normal(f"{group} codes", rows, 5), labels)
+    if group == "critic":
         real = batch.inputs.double().numpy()
         share = draws.uniform("between", rows, 1).double().numpy()
         _, gradient = gan.critic(real + share * (made - real), labels)
@@ -87,11 +87,11 @@ def naive_terms(naive, laboratory, index, batch, player):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("player", ["critic", "generator"])
-def test_each_player_minimises_its_own_terms(naive, at_task, player, index):
+@pytest.mark.parametrize("group", ["critic", "generator"])
+def test_each_player_minimises_its_own_terms(naive, at_task, group, index):
     laboratory, phase = at_task(index, penalty=3.0, old_match_weight=0.5)
-    expected = naive_terms(naive, laboratory, index, batch_of(phase), player)
-    assert terms_of(phase, player) == pytest.approx(expected, rel=1e-4)
+    expected = naive_terms(naive, laboratory, index, batch_of(phase), group)
+    assert terms_of(phase, group) == pytest.approx(expected, rel=1e-4)
     assert all(value != 0 for value in expected.values())
 
 
@@ -116,16 +116,16 @@ def test_likeness_is_zero_where_the_generator_is_the_old_one(at_task):
     assert terms_of(phase, "generator")["match"] == 0
 
 
-@pytest.mark.parametrize("player", ["critic", "generator"])
-def test_the_mean_over_two_processes_is_what_one_computes(at_task, player):
+@pytest.mark.parametrize("group", ["critic", "generator"])
+def test_the_mean_over_two_processes_is_what_one_computes(at_task, group):
     laboratory, _ = at_task(1)
     method, task, found = laboratory.method, laboratory.task(1), []
-    swept = laboratory.engine.sweep(method.features_sweep("features", task.train, 2))
+    found = laboratory.engine.run_pass(method.features_pass("features", task.train, 2))
     for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
         method.replay.context = replace(method.context, placement=placement)
         weights = method.generator_weights(task)
-        phase = method.replay.phase(task, method.solver.head, swept, weights, method.stream("generator"))
-        found.append(terms_of(phase, player))
+        phase = method.replay.phase(task, method.solver.head, found, weights, method.stream("generator"))
+        found.append(terms_of(phase, group))
     alone, *shares = found
     assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)
 
@@ -143,7 +143,7 @@ def test_the_critics_terms_leave_the_generator_without_gradient(at_task):
     gan = laboratory.method.replay.generator.requires_grad_(True)
     for term in ("wasserstein", "penalty"):
         gan.zero_grad()
-        phase.module(batch_of(phase), player="critic")[term].backward()
+        phase.module(batch_of(phase), group="critic")[term].backward()
         assert pulled(gan.generator) == set()
         # what stands behind every answer alike cancels, or has no slope; nor has anybody seen an old class
         assert {"first.weight", "second.weight", "answer.weight", "classes.1.weight"} <= pulled(gan.critic)
@@ -155,7 +155,7 @@ def test_the_generator_learns_through_the_critic_and_from_its_old_self(at_task):
     layers = {"first.linear.weight", "second.weight", "last.weight"}
     for term, classes in (("made", slice(3, 5)), ("match", slice(0, 3))):
         gan.zero_grad()
-        phase.module(batch_of(phase), player="generator")[term].backward()
+        phase.module(batch_of(phase), group="generator")[term].backward()
         assert layers <= pulled(gan.generator)
         assert gan.generator.first.rows.grad[classes].any()
     assert pulled(gan.critic) == set()  # the likeness asks nobody
@@ -166,11 +166,11 @@ class Watch:
     """Notes, at every call of a phase's module, who plays; and, before it, both networks and their gradients."""
 
     def __init__(self, phase, gan):
-        self.gan, self.players, self.states = gan, [], []
+        self.gan, self.groups, self.states = gan, [], []
         phase.module.register_forward_pre_hook(self.note, with_kwargs=True)
 
     def note(self, _, __, options):
-        self.players.append(options["player"])
+        self.groups.append(options["player"])
         self.states.append(self.state())
 
     def state(self):
@@ -195,14 +195,14 @@ def watched(at_task):
 
 
 def test_the_generator_has_its_turn_every_few_batches_after_the_critic(watched):
-    assert watched.players == ["critic", "generator", "critic"] * 3
+    assert watched.groups == ["critic", "generator", "critic"] * 3
 
 
 def test_a_turn_moves_its_own_player_and_leaves_the_other_without_gradient(watched):
-    for player, before, after in zip(watched.players, watched.states, watched.states[1:], strict=False):
-        other = {"critic": "generator", "generator": "critic"}[player]
-        assert not same(before[player][0], after[player][0])
-        assert not same(before[player][1], after[player][1])
+    for group, before, after in zip(watched.groups, watched.states, watched.states[1:], strict=False):
+        other = {"critic": "generator", "generator": "critic"}[group]
+        assert not same(before[group][0], after[group][0])
+        assert not same(before[group][1], after[group][1])
         assert same(before[other][0], after[other][0])
         assert same(before[other][1], after[other][1])  # what its own last turn left
 

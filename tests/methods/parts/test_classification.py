@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from etag.core.outputs import Need, Outputs, Shown
+from etag.core.outputs import Need, Outputs, Views
 from etag.core.random import Draws, Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, Step
@@ -23,7 +23,7 @@ def test_the_term_runs_over_the_outputs_of_its_scope(naive, scope, competing):
     labels = torch.tensor([3, 4, 4, 3])
     batch = Batch(torch.zeros(4, 1), labels, Draws(Stream.root(0)), 4)
     term = classification(TASK, scope, weight=0.25)
-    loss = term.compute(Step(batch, Shown(batch.inputs, 4), Outputs(logits=logits), Outputs()))
+    loss = term.compute(Step(batch, Views(batch.inputs, 4), Outputs(logits=logits), Outputs()))
     assert loss.item() == pytest.approx(naive.cross_entropy(logits, labels, competing), rel=1e-5)
     loss.backward()
     assert logits.grad.any(0).nonzero().flatten().tolist() == list(competing)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from etag.core.outputs import Need, Outputs, Shown
+from etag.core.outputs import Need, Outputs, Views
 from etag.core.random import Draws, Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, Step
@@ -22,7 +22,7 @@ BATCH = Batch(
     Draws(STREAM),
     4,
 )
-SHOWN = Shown(BATCH.inputs, 4)
+SHOWN = Views(BATCH.inputs, 4)
 LAST = 4  # stage; its map is of 4 x 4 pixels
 
 

@@ -160,7 +160,7 @@ def test_what_is_stepped_is_what_the_loss_is_computed_from(lab, disturb, kind, c
     solver = disturb(laboratory.method.solver.requires_grad_(True))
     phase = laboratory.works(index)["solver"]
     sum(phase.module.eval()(next(phase.batches.epoch(0))).values()).backward()
-    stepped = {id(parameter) for player in phase.players for parameter in player.parameters}
+    stepped = {id(parameter) for group in phase.groups for parameter in group.parameters}
     names = {name for name, parameter in solver.named_parameters() if id(parameter) in stepped}
     assert len(names) > 50
     assert {name for name, parameter in solver.named_parameters() if parameter.grad is not None} == names
@@ -337,5 +337,5 @@ def test_a_step_may_look_at_the_views_of_some_images_only(solver_phase, share, n
 def test_a_share_of_the_images_needs_larger_batches_for_batch_norm(lab):
     laboratory = lab("etag", {"embedding": {"image_share": 0.25}}, batch_size=12)
     laboratory.begin(0)
-    with pytest.raises(EtagError, match="a batch of 12 can not train BatchNorm: give each task at least 16 images"):
+    with pytest.raises(EtagError, match="a batch of 12 cannot train BatchNorm: give each task at least 16 images"):
         laboratory.works(0)

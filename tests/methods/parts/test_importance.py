@@ -27,11 +27,11 @@ def at_task(lab, disturb):
 
 def sweep_of(laboratory, index=0):
     method = laboratory.method
-    return method.importance.sweep(laboratory.task(index), method.solver, method.context, Stream.root(5))
+    return method.importance.data_pass(laboratory.task(index), method.solver, method.context, Stream.root(5))
 
 
-def swept(laboratory, index=0):
-    found = laboratory.engine.sweep(sweep_of(laboratory, index))
+def importances(laboratory, index=0):
+    found = laboratory.engine.run_pass(sweep_of(laboratory, index))
     return found["importance"] / found["images"]
 
 
@@ -78,7 +78,7 @@ def test_the_fisher_information_is_the_mean_squared_gradient_of_single_images(na
         label, loss = log_likelihood_of(naive, logits, kind, images.labels[number].item(), uniform[number])
         expected += gradient(laboratory.method.solver, loss).square() / 24
         labels.append(label)
-    assert_close(swept(laboratory), expected)
+    assert_close(importances(laboratory), expected)
     if kind != "argmax":
         assert len(set(labels)) > 1
 
@@ -88,7 +88,7 @@ def draws_of(batch):
 
 
 def test_the_three_kinds_of_labels_differ(at_task):
-    found = [swept(at_task(labels=kind)) for kind in ("argmax", "true", "multinomial")]
+    found = [importances(at_task(labels=kind)) for kind in ("argmax", "true", "multinomial")]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert not torch.allclose(found[one], found[other], rtol=0.01)
 
@@ -98,7 +98,7 @@ def test_mas_is_the_mean_absolute_gradient_of_the_length_of_the_logits(at_task):
     for number in range(24):
         length = sum(value**2 for value in logits_of(laboratory, [number])[0]) ** 0.5
         expected += gradient(laboratory.method.solver, length).abs() / 24
-    assert_close(swept(laboratory), expected)
+    assert_close(importances(laboratory), expected)
 
 
 def test_all_outputs_are_looked_at_after_the_base_task(at_task):
@@ -107,15 +107,15 @@ def test_all_outputs_are_looked_at_after_the_base_task(at_task):
     for number in range(16):
         length = sum(value**2 for value in logits_of(laboratory, [number], 1)[0]) ** 0.5
         expected += gradient(laboratory.method.solver, length).abs() / 16
-    assert_close(swept(laboratory, 1), expected)
+    assert_close(importances(laboratory, 1), expected)
 
 
 @pytest.mark.parametrize("name", ["ewc", "mas"])
 def test_the_size_of_batches_and_of_portions_does_not_matter(at_task, monkeypatch, name):
-    reference = swept(at_task(name, batch_size=7))
-    torch.testing.assert_close(swept(at_task(name, batch_size=24)), reference, rtol=1e-3, atol=1e-7)
+    reference = importances(at_task(name, batch_size=7))
+    torch.testing.assert_close(importances(at_task(name, batch_size=24)), reference, rtol=1e-3, atol=1e-7)
     monkeypatch.setattr("etag.methods.parts.importance.CHUNK", 2)
-    torch.testing.assert_close(swept(at_task(name, batch_size=24)), reference, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(importances(at_task(name, batch_size=24)), reference, rtol=1e-3, atol=1e-7)
 
 
 # -- batch by batch, as FACIL ----------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_facils_shortcut_is_the_batchs_mean_gradient_times_its_size(at_task, nam
         else:
             loss = sum(row.square().sum().sqrt() for row in logits) / len(rows)
         expected += len(rows) * gradient(laboratory.method.solver, loss).abs() ** power / 24
-    assert_close(swept(laboratory), expected)
+    assert_close(importances(laboratory), expected)
 
 
 # -- labels that are drawn -------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_look_changes_neither_weights_nor_statistics_nor_gradients(at_task, sn
     *without, last = solver.backbone.parameters()
     last.grad = torch.ones_like(last)
     before = snapshot(solver)
-    swept(laboratory)
+    importances(laboratory)
     assert all(torch.equal(value, before[key]) for key, value in solver.state_dict().items())
     assert all(parameter.grad is None for parameter in without)
     assert (last.grad == 1).all()
@@ -187,35 +187,35 @@ def test_a_look_changes_neither_weights_nor_statistics_nor_gradients(at_task, sn
 
 def test_only_some_images_are_looked_at_if_so_asked(at_task):
     laboratory = at_task(importance={"images": 5})
-    sweep = sweep_of(laboratory)
-    seen = torch.cat([batch.inputs for batch in sweep.batches.epoch(0)])
+    data_pass = sweep_of(laboratory)
+    seen = torch.cat([batch.inputs for batch in data_pass.batches.epoch(0)])
     every = laboratory.preprocess.test(laboratory.task(0).train.pixels)
     rows = [next(row for row in range(24) if torch.equal(every[row], image)) for image in seen]
     assert len(set(rows)) == 5
     assert rows != list(range(5))  # not the first of them
-    assert laboratory.engine.sweep(sweep)["images"] == 5
+    assert laboratory.engine.run_pass(data_pass)["images"] == 5
     logits = [logits_of(laboratory, [row])[0] for row in rows]
     losses = [row.logsumexp(0) - row.max() for row in logits]
     expected = sum(gradient(laboratory.method.solver, loss).square() for loss in losses) / 5
-    assert_close(swept(laboratory), expected)
-    assert torch.equal(swept(laboratory), swept(laboratory))  # the same ones each time
+    assert_close(importances(laboratory), expected)
+    assert torch.equal(importances(laboratory), importances(laboratory))  # the same ones each time
 
 
 def test_more_images_than_there_are_is_all_of_them(at_task):
-    torch.testing.assert_close(swept(at_task(importance={"images": 1000})), swept(at_task()))
+    torch.testing.assert_close(importances(at_task(importance={"images": 1000})), importances(at_task()))
 
 
 def test_there_is_a_number_for_every_weight_of_the_backbone_and_none_for_heads(at_task):
     laboratory = at_task(index=1)
     sizes = [parameter.numel() for parameter in laboratory.method.solver.backbone.parameters()]
-    assert len(swept(laboratory, 1)) == sum(sizes)
+    assert len(importances(laboratory, 1)) == sum(sizes)
     assert sum(sizes) < sum(parameter.numel() for parameter in laboratory.method.solver.parameters())
 
 
 # -- put together ----------------------------------------------------------------------------------
 
 
-def found(*numbers, images=2.0):
+def sums(*numbers, images=2.0):
     """As a sweep finds them: sums over the images."""
     return {"importance": images * torch.tensor(numbers), "images": torch.tensor(images)}
 
@@ -223,17 +223,17 @@ def found(*numbers, images=2.0):
 @pytest.mark.parametrize(("alpha", "expected"), [(0.5, [3.0, 6.0]), (0.25, [3.5, 7.0]), ("classes", [2.8, 5.6])])
 def test_new_importances_are_put_together_with_the_old(lab, alpha, expected):
     importance, tasks = Importance(ImportanceOptions(alpha=alpha), 2, output_norm), lab("fine").scenario.tasks
-    importance.learn(tasks[0], found(2.0, 4.0))
+    importance.learn(tasks[0], sums(2.0, 4.0))
     assert importance.values.tolist() == [2.0, 4.0]  # the first are not halved
-    importance.learn(tasks[1], found(4.0, 8.0, images=5.0))  # three old classes of five
+    importance.learn(tasks[1], sums(4.0, 8.0, images=5.0))  # three old classes of five
     assert importance.values.tolist() == pytest.approx(expected)
 
 
 def test_they_are_saved_and_loaded_into_a_fresh_one(at_task):
-    learnt, fresh = at_task(), at_task()
-    learnt.learn(0, 1)
-    fresh.method.importance.load_state_dict(learnt.method.importance.state_dict())
-    assert torch.equal(fresh.method.importance.values, learnt.method.importance.values)
+    learned, fresh = at_task(), at_task()
+    learned.learn(0, 1)
+    fresh.method.importance.load_state_dict(learned.method.importance.state_dict())
+    assert torch.equal(fresh.method.importance.values, learned.method.importance.values)
     assert len(fresh.method.importance.values) > 1000
 
 
@@ -243,7 +243,7 @@ def test_a_method_learns_them_after_its_solver_and_fuses_them_task_by_task(lab, 
     for index in range(2):
         laboratory.learn(index)
         values.append(laboratory.method.importance.values)
-    new = swept(laboratory, 1)
+    new = importances(laboratory, 1)
     torch.testing.assert_close(values[1], 0.5 * values[0] + 0.5 * new, rtol=1e-4, atol=1e-8)
 
 
@@ -251,7 +251,7 @@ def test_a_method_learns_them_after_its_solver_and_fuses_them_task_by_task(lab, 
 
 
 @pytest.fixture(params=["ewc", "mas"])
-def penalised(request, lab):
+def penalized(request, lab):
     """A laboratory whose second task has begun, and its solver phase."""
     laboratory = lab(request.param, {"weight": WEIGHT}, weight_decay=0.0)
     laboratory.learn(0)
@@ -268,8 +268,8 @@ def test_there_is_no_penalty_at_the_base_task(at_task):
     assert list(phase.module(next(phase.batches.epoch(0)))) == ["ce"]
 
 
-def test_the_penalty_is_zero_when_a_task_begins(penalised):
-    laboratory, phase = penalised
+def test_the_penalty_is_zero_when_a_task_begins(penalized):
+    laboratory, phase = penalized
     laboratory.method.solver.requires_grad_(True).zero_grad()
     loss = penalty(phase)
     loss.backward()
@@ -277,8 +277,8 @@ def test_the_penalty_is_zero_when_a_task_begins(penalised):
     assert all(torch.count_nonzero(p.grad) == 0 for p in laboratory.method.solver.backbone.parameters())
 
 
-def test_its_gradient_is_weight_times_importance_times_distance(penalised, disturb, snapshot):
-    laboratory, phase = penalised
+def test_its_gradient_is_weight_times_importance_times_distance(penalized, disturb, snapshot):
+    laboratory, phase = penalized
     solver, importance = laboratory.method.solver.requires_grad_(True), laboratory.method.importance.values.tolist()
     solver.zero_grad()
     anchor = snapshot(solver.backbone)
@@ -299,10 +299,10 @@ def test_its_gradient_is_weight_times_importance_times_distance(penalised, distu
 
 
 def test_importances_hold_back_what_matters(lab):
-    """After the same steps, the penalised backbone is nearer to where it was, by the importances' own measure."""
+    """After the same steps, the penalized backbone is nearer to where it was, by the importances' own measure."""
 
     def moved(weight):
-        laboratory = lab("ewc", {"weight": weight}, optimiser="sgd", lr=0.01, epochs=8)
+        laboratory = lab("ewc", {"weight": weight}, optimizer="sgd", lr=0.01, epochs=8)
         laboratory.learn(0)
         before = flat(laboratory.method.solver.backbone.parameters()).detach()
         importance = laboratory.method.importance.values
@@ -321,8 +321,8 @@ def test_all_numbers_come_in_the_order_of_their_indices():
     ]
 
 
-def test_the_penalty_stays_with_the_weights_of_the_last_task(penalised):
-    laboratory, phase = penalised
+def test_the_penalty_stays_with_the_weights_of_the_last_task(penalized):
+    laboratory, phase = penalized
     laboratory.engine.train(replace(phase, training=phase.training.model_copy(update={"steps": 2})))
     assert penalty(phase) > 0
     laboratory.begin(2)

@@ -5,7 +5,7 @@ import torch
 
 from etag.core.outputs import Need
 from etag.core.random import Stream
-from etag.methods.parts.imprinting import centres
+from etag.methods.parts.imprinting import centers
 
 
 def numbers(*shape, key="a"):
@@ -22,12 +22,12 @@ def mean_direction(features):
     return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
 
 
-# -- centres ---------------------------------------------------------------------------------------
+# -- centers ---------------------------------------------------------------------------------------
 
 
 def test_one_centre_is_the_mean_of_directions():
     features = torch.tensor([1.0, 10.0, 0.1, 3.0])[:, None] * numbers(4, 3)
-    found = centres(features, 1, seed=0)
+    found = centers(features, 1, seed=0)
     assert found.shape == (1, 3)
     assert found[0].tolist() == pytest.approx(mean_direction(features), rel=1e-5)
 
@@ -38,7 +38,7 @@ def test_several_centres_are_those_of_clusters_of_directions(seed):
     near = 0.05 * numbers(12, 4)
     lengths = 1 + 9 * torch.rand(12, 1, generator=Stream.root(0).generator("lengths"))
     features = lengths * (axes.repeat(4, 1) + near)  # rows 0, 3, 6, 9 belong together, and so on
-    found = centres(features, 3, seed)
+    found = centers(features, 3, seed)
     expected = [mean_direction(features[first::3]) for first in range(3)]
     in_order = found[found.argmax(1).argsort()]
     assert in_order.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
@@ -47,14 +47,14 @@ def test_several_centres_are_those_of_clusters_of_directions(seed):
 
 def test_a_seed_gives_the_same_centres_again():
     features = numbers(40, 4)
-    assert torch.equal(centres(features, 5, seed=3), centres(features, 5, seed=3))
-    assert len(centres(features, 5, seed=3).unique(dim=0)) == 5
+    assert torch.equal(centers(features, 5, seed=3), centers(features, 5, seed=3))
+    assert len(centers(features, 5, seed=3).unique(dim=0)) == 5
 
 
 @pytest.mark.parametrize("images", [1, 2, 3])
 def test_where_images_are_fewer_than_centres_some_stand_twice(images):
     features = numbers(images, 4)
-    found = centres(features, 3, seed=0)
+    found = centers(features, 3, seed=0)
     for place, row in enumerate(found.tolist()):
         assert row == pytest.approx(unit(features[place % images].tolist()), rel=1e-5)
     assert len(found) == 3
@@ -80,9 +80,9 @@ def about_to_learn(lab, disturb):
 def imprinted(laboratory, plan, snapshot):
     """The head as it was before and is after the plan's first sweep."""
     before = snapshot(laboratory.method.solver.head)
-    sweep = next(plan)
-    assert sweep.name == "imprint"
-    plan.send(laboratory.engine.sweep(sweep))
+    data_pass = next(plan)
+    assert data_pass.name == "imprint"
+    plan.send(laboratory.engine.run_pass(data_pass))
     return before, laboratory.method.solver.head.state_dict()
 
 

@@ -198,7 +198,7 @@ def test_a_method_remembers_by_the_features_of_its_trained_solver(lab):
     laboratory = lab("il2m", {"exemplars": {"per_class": 2}})
     laboratory.learn(0)
     given = laboratory.task(0)
-    found = laboratory.engine.sweep(laboratory.method.features_sweep("again", given.train))["features"]
+    found = laboratory.engine.run_pass(laboratory.method.features_pass("again", given.train))["features"]
     expected = []
     for label in range(3):
         rows = (given.train.labels == label).nonzero().flatten()

@@ -13,7 +13,7 @@ TASKS = [Task(index, old, new, None, None, base=3) for index, (old, new) in enum
 BATCH = Batch(torch.zeros(4, 1), torch.zeros(4).long(), Draws(Stream.root(0).child("step")), 4)
 
 
-def swept(task, each=6):
+def features_of(task, each=6):
     """Features of every class, mixed, as a sweep finds them; each class has a mean and a spread of its own."""
     labels = torch.arange(each * task.new) % task.new + task.old
     noise = torch.randn(len(labels), 4, generator=Stream.root(task.index).generator())
@@ -21,45 +21,45 @@ def swept(task, each=6):
 
 
 @pytest.fixture
-def learnt():
+def learned():
     """Prototypes after both tasks."""
     made = Prototypes(4)
     for task in TASKS:
-        made.learn(task, swept(task))
+        made.learn(task, features_of(task))
     return made
 
 
 def of_class(label):
     task = TASKS[label >= 3]
-    found = swept(task)
+    found = features_of(task)
     return found["features"][found["labels"] == label].double().numpy()
 
 
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-def test_every_class_has_the_mean_and_the_deviation_of_its_features(learnt):
-    assert learnt.means.shape == learnt.deviations.shape == (5, 4)
+def test_every_class_has_the_mean_and_the_deviation_of_its_features(learned):
+    assert learned.means.shape == learned.deviations.shape == (5, 4)
     for label in range(5):
         rows = of_class(label).tolist()
         columns = list(zip(*rows, strict=True))
         means = [sum(column) / 6 for column in columns]
         pairs = zip(columns, means, strict=True)
         deviations = [math.sqrt(sum((value - mean) ** 2 for value in column) / 6) for column, mean in pairs]
-        assert learnt.means[label].tolist() == pytest.approx(means, rel=1e-4)
-        assert learnt.deviations[label].tolist() == pytest.approx(deviations, rel=1e-4)
+        assert learned.means[label].tolist() == pytest.approx(means, rel=1e-4)
+        assert learned.deviations[label].tolist() == pytest.approx(deviations, rel=1e-4)
 
 
-def test_the_radius_is_that_of_the_base_classes(learnt):
+def test_the_radius_is_that_of_the_base_classes(learned):
     traces = [np.trace(np.cov(of_class(label).T, bias=True)) / 4 for label in range(3)]
-    assert learnt.radius.item() == pytest.approx(math.sqrt(sum(traces) / 3), rel=1e-5)
+    assert learned.radius.item() == pytest.approx(math.sqrt(sum(traces) / 3), rel=1e-5)
 
 
 def test_it_is_fixed_after_the_base_task_and_so_are_old_prototypes():
     made = Prototypes(4)
-    made.learn(TASKS[0], swept(TASKS[0]))
+    made.learn(TASKS[0], features_of(TASKS[0]))
     before = {name: value.clone() for name, value in made.state_dict().items()}
-    made.learn(TASKS[1], swept(TASKS[1]))
+    made.learn(TASKS[1], features_of(TASKS[1]))
     assert torch.equal(made.radius, before["radius"])
     assert torch.equal(made.means[:3], before["means"])
     assert torch.equal(made.deviations[:3], before["deviations"])
@@ -67,53 +67,53 @@ def test_it_is_fixed_after_the_base_task_and_so_are_old_prototypes():
 
 def test_one_image_of_a_class_is_its_prototype_without_spread():
     made = Prototypes(4)
-    made.learn(TASKS[0], swept(TASKS[0], each=1))
-    assert torch.equal(made.means, swept(TASKS[0], each=1)["features"])
+    made.learn(TASKS[0], features_of(TASKS[0], each=1))
+    assert torch.equal(made.means, features_of(TASKS[0], each=1)["features"])
     assert torch.count_nonzero(made.deviations) == made.radius == 0  # not NaN
 
 
-def test_they_are_saved_and_loaded_into_fresh_ones(learnt):
+def test_they_are_saved_and_loaded_into_fresh_ones(learned):
     fresh = Prototypes(4)
-    fresh.load_state_dict(learnt.state_dict())
+    fresh.load_state_dict(learned.state_dict())
     for name in ("means", "deviations", "radius"):
-        assert torch.equal(getattr(fresh, name), getattr(learnt, name))
+        assert torch.equal(getattr(fresh, name), getattr(learned, name))
 
 
 # -- what is made of it ----------------------------------------------------------------------------
 
 
-def test_labels_are_drawn_uniformly_from_the_old_classes(learnt):
-    labels, _ = learnt.made(BATCH, TASKS[1], 3000, "none")
+def test_labels_are_drawn_uniformly_from_the_old_classes(learned):
+    labels, _ = learned.made(BATCH, TASKS[1], 3000, "none")
     counts = torch.bincount(labels, minlength=5).tolist()
     assert counts[3:] == [0, 0]
     assert counts[:3] == [pytest.approx(1000, abs=100)] * 3
 
 
-def test_without_spread_the_prototypes_themselves_are_made(learnt):
-    labels, features = learnt.made(BATCH, TASKS[1], 20, "none")
-    assert features.tolist() == [learnt.means[label].tolist() for label in labels]
+def test_without_spread_the_prototypes_themselves_are_made(learned):
+    labels, features = learned.made(BATCH, TASKS[1], 20, "none")
+    assert features.tolist() == [learned.means[label].tolist() for label in labels]
 
 
 @pytest.mark.parametrize("spread", ["class", "radius"])
-def test_noise_is_as_wide_as_the_class_or_as_the_base_classes(learnt, spread):
-    labels, features = learnt.made(BATCH, TASKS[1], 6000, spread)
-    assert torch.equal(labels, learnt.made(BATCH, TASKS[1], 6000, "none")[0])
+def test_noise_is_as_wide_as_the_class_or_as_the_base_classes(learned, spread):
+    labels, features = learned.made(BATCH, TASKS[1], 6000, spread)
+    assert torch.equal(labels, learned.made(BATCH, TASKS[1], 6000, "none")[0])
     for label in range(3):
         rows = features[labels == label]
-        width = learnt.deviations[label] if spread == "class" else learnt.radius.expand(4)
-        torch.testing.assert_close(rows.mean(0), learnt.means[label], rtol=0, atol=0.1 * width.max().item())
+        width = learned.deviations[label] if spread == "class" else learned.radius.expand(4)
+        torch.testing.assert_close(rows.mean(0), learned.means[label], rtol=0, atol=0.1 * width.max().item())
         torch.testing.assert_close(rows.std(0), width, rtol=0.1, atol=0)
 
 
-def test_with_a_radius_every_coordinate_has_noise_of_its_own(learnt):
-    labels, features = learnt.made(BATCH, TASKS[1], 6000, "radius")
-    apart = torch.corrcoef((features - learnt.means[labels]).T) - torch.eye(4)
+def test_with_a_radius_every_coordinate_has_noise_of_its_own(learned):
+    labels, features = learned.made(BATCH, TASKS[1], 6000, "radius")
+    apart = torch.corrcoef((features - learned.means[labels]).T) - torch.eye(4)
     assert apart.abs().max() < 0.05
 
 
-def test_a_steps_draws_decide_and_another_steps_are_others(learnt):
+def test_a_steps_draws_decide_and_another_steps_are_others(learned):
     other = Batch(BATCH.inputs, BATCH.labels, Draws(Stream.root(0).child("next")), 4)
-    one, same, another = (learnt.made(batch, TASKS[1], 8, "radius")[1] for batch in (BATCH, BATCH, other))
+    one, same, another = (learned.made(batch, TASKS[1], 8, "radius")[1] for batch in (BATCH, BATCH, other))
     assert torch.equal(one, same)
     assert not torch.equal(one, another)
 
@@ -128,7 +128,7 @@ def test_replay_makes_features_as_its_option_says(spread):
     for task in TASKS:
         replay.begin_task(task)
         replay.grow(task.new, Stream.root(0))
-        replay.learn(task, swept(task))
+        replay.learn(task, features_of(task))
     found, expected = replay.made(BATCH, TASKS[1], 8), replay.generator.made(BATCH, TASKS[1], 8, spread)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
@@ -138,7 +138,7 @@ def test_b4_replays_the_means_of_its_trained_solvers_features(lab):
     laboratory = lab("b4")
     laboratory.learn(0)
     images, method = laboratory.task(0).train, laboratory.method
-    features = laboratory.engine.sweep(method.features_sweep("again", images))["features"]
+    features = laboratory.engine.run_pass(method.features_pass("again", images))["features"]
     for label in range(3):
         expected = features[images.labels == label].double().mean(0)
         torch.testing.assert_close(method.replay.generator.means[label].double(), expected, rtol=1e-4, atol=1e-6)

@@ -62,21 +62,21 @@ def test_the_sweep_gives_the_features_of_freshly_augmented_images_pass_by_pass(l
     laboratory = lab("etag", {"generator": {"feature_passes": passes}})
     laboratory.begin(0)
     method, task = laboratory.method, laboratory.task(0)
-    swept = laboratory.engine.sweep(laboratory.works(0)["features"])
+    found = laboratory.engine.run_pass(laboratory.works(0)["features"])
     rows = len(task.train)
-    assert swept["features"].shape == (passes * rows, 32)
-    assert torch.equal(swept["labels"], task.train.labels.repeat(passes))
+    assert found["features"].shape == (passes * rows, 32)
+    assert torch.equal(found["labels"], task.train.labels.repeat(passes))
     augmented = ImageBatches(
         task.train, laboratory.preprocess, rows, method.stream("features"), method.context.placement, shuffle=False
     )
     for number in range(passes):
         (batch,) = augmented.epoch(number)
         expected = method.solver.eval()(batch.inputs, Need.FEATURE).feature
-        torch.testing.assert_close(swept["features"][number * rows : (number + 1) * rows], expected)
-    phase = method.replay.phase(task, method.solver.head, swept, {}, method.stream("generator"))
+        torch.testing.assert_close(found["features"][number * rows : (number + 1) * rows], expected)
+    phase = method.replay.phase(task, method.solver.head, found, {}, method.stream("generator"))
     for epoch in range(4):
         (batch, *_) = phase.batches.epoch(epoch)
-        used = swept["features"][(epoch % passes) * rows : (epoch % passes + 1) * rows]
+        used = found["features"][(epoch % passes) * rows : (epoch % passes + 1) * rows]
         for feature, label in zip(batch.inputs, batch.labels, strict=True):
             same = (used == feature).all(1)
             assert same.any()
@@ -89,7 +89,7 @@ def test_the_sweep_gives_the_features_of_freshly_augmented_images_pass_by_pass(l
 @pytest.mark.parametrize("options", [GeneratorOptions, VariationalOptions])
 def test_the_generator_has_a_training_of_its_own(options):
     training = options().train
-    assert (training.optimiser, training.lr, training.weight_decay) == ("adam", 1e-4, 0.0)
+    assert (training.optimizer, training.lr, training.weight_decay) == ("adam", 1e-4, 0.0)
     assert (training.schedule, training.decay, training.decay_every, training.epochs) == ("step", 0.1, 30, 100)
     with pytest.raises(ValidationError, match="lrr"):
         options(train={"lrr": 1})

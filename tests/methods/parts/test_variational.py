@@ -13,7 +13,7 @@ RELEASE = {
         "recon": "squared",
         "ce_current_input": "reconstruction",
         "ce_current_support": "all",
-        "ce_current_weight": "normalised",
+        "ce_current_weight": "normalized",
         "ce_old": True,
         "old_match_weight": 1e-3,
         "old_match_reduction": "batch_sum",
@@ -70,7 +70,7 @@ def naive_terms(naive, laboratory, index, batch):
         terms["guide"] = naive.cross_entropy(naive.head(head, guided), labels, competing)
     if index == 0:
         return terms
-    if method.options.guidance and options.ce_current_weight == "normalised":
+    if method.options.guidance and options.ce_current_weight == "normalized":
         terms["guide"] /= 1 + ratio
     old_labels = draws.integers("old labels", 0, task.old, rows).tolist()
     codes = draws.normal("old codes", rows, options.latent)
@@ -88,14 +88,14 @@ def naive_terms(naive, laboratory, index, batch):
 SWITCHES = {
     "ratio": ({}, {"ratio": "integer"}, {"match"}),
     "ratio in guidance": (
-        {"generator": {"ce_current_weight": "normalised", "ce_old": True}},
-        {"ratio": "integer", "generator": {"ce_current_weight": "normalised", "ce_old": True}},
+        {"generator": {"ce_current_weight": "normalized", "ce_old": True}},
+        {"ratio": "integer", "generator": {"ce_current_weight": "normalized", "ce_old": True}},
         {"match", "guide", "guide_old"},
     ),
     "lambda_vae": ({}, {"lambda_vae": 4.0}, {"match"}),
     "lambda_vae beside guidance": (
-        {"generator": {"ce_current_weight": "normalised", "ce_old": True}},
-        {"lambda_vae": 4.0, "generator": {"ce_current_weight": "normalised", "ce_old": True}},
+        {"generator": {"ce_current_weight": "normalized", "ce_old": True}},
+        {"lambda_vae": 4.0, "generator": {"ce_current_weight": "normalized", "ce_old": True}},
         {"match"},
     ),
     "recon": ({}, {"generator": {"recon": "squared"}}, {"recon"}),
@@ -106,7 +106,7 @@ SWITCHES = {
         {"head": "fixed", "generator": {"ce_current_support": "all"}},
         {"guide"},
     ),
-    "ce_current_weight": ({}, {"generator": {"ce_current_weight": "normalised"}}, {"guide"}),
+    "ce_current_weight": ({}, {"generator": {"ce_current_weight": "normalized"}}, {"guide"}),
     "ce_old": ({}, {"generator": {"ce_old": True}}, {"guide_old"}),
     "old_match_weight": ({}, {"generator": {"old_match_weight": 0.001}}, {"match"}),
     "old_match_reduction": ({}, {"generator": {"old_match_reduction": "batch_sum"}}, {"match"}),
@@ -152,11 +152,11 @@ def test_without_guidance_it_is_trained_as_any_conditional_vae(naive, at_task, o
 def test_the_mean_over_two_processes_is_what_one_computes(at_task, options):
     laboratory, _ = at_task(1, options)
     method, task, found = laboratory.method, laboratory.task(1), []
-    swept = laboratory.engine.sweep(method.features_sweep("features", task.train, 2))
+    found = laboratory.engine.run_pass(method.features_pass("features", task.train, 2))
     weights = method.generator_weights(task)
     for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
         method.replay.context = replace(method.context, placement=placement)
-        phase = method.replay.phase(task, method.solver.head, swept, weights, method.stream("generator"))
+        phase = method.replay.phase(task, method.solver.head, found, weights, method.stream("generator"))
         found.append(computed(phase)[1])
     alone, *shares = found
     assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)

@@ -83,7 +83,7 @@ def test_features_are_not_negative(name, stem, size, disturb):
 
 
 @pytest.mark.parametrize(("name", "stem", "size"), SMALLEST)
-def test_the_smallest_image_leaves_one_pixel_and_can_be_learnt(name, stem, size):
+def test_the_smallest_image_leaves_one_pixel_and_can_be_learned(name, stem, size):
     made = solver(name, size, stem=stem, auxiliaries=len(solver(name, size, stem=stem).backbone.stages))
     assert made.backbone.smallest == size
     said = made.train()(images(size), Need.LOGITS | Need.STAGES | Need.AUXILIARY)

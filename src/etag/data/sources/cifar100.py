@@ -22,7 +22,7 @@ Part = tuple[MemoryImages, tuple[str, ...]]  # images, and names of classes if t
 
 @source(
     "cifar100",
-    "60,000 photographs, 32x32 colour, 100 classes (parquet, or the official archive)",
+    "60,000 photographs, 32x32 color, 100 classes (parquet, or the official archive)",
     ("train.parquet", "test.parquet"),
     (f"{FOLDER}/train", f"{FOLDER}/test"),
     (ARCHIVE,),
@@ -132,4 +132,4 @@ def _images(pixels: np.ndarray[Any, np.dtype[np.uint8]], labels: Any) -> MemoryI
 
 def _unreadable(file: Path, error: Exception) -> EtagError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return EtagError(f"{file} can not be read as CIFAR-100 ({reason}).")
+    return EtagError(f"{file} cannot be read as CIFAR-100 ({reason}).")

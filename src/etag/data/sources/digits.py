@@ -8,7 +8,7 @@ from etag.data.images import MemoryImages
 from etag.data.source import DataOptions, Dataset, source
 
 
-@source("digits", "1,797 handwritten digits, 8x8 grey, 10 classes; comes with scikit-learn")
+@source("digits", "1,797 handwritten digits, 8x8 gray, 10 classes; comes with scikit-learn")
 def load(_path: Path, _options: DataOptions) -> Dataset:
     """Every fifth image of each class is for testing."""
     from sklearn.datasets import load_digits

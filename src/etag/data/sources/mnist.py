@@ -34,7 +34,7 @@ FILES = (tuple(f"{name}.gz" for name in NAMES), NAMES)
 DOWNLOADS = [Download(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", MD5[name]) for name in NAMES]
 
 
-@source("mnist", "70,000 handwritten digits, 28x28 grey, 10 classes (idx files)", *FILES, downloads=DOWNLOADS)
+@source("mnist", "70,000 handwritten digits, 28x28 gray, 10 classes (idx files)", *FILES, downloads=DOWNLOADS)
 def load(folder: Path, _options: DataOptions) -> Dataset:
     """Read both parts."""
     train, test = (
@@ -65,7 +65,7 @@ def _read(file: Path, dimensions: int) -> Tensor:
     try:
         raw = gzip.decompress(file.read_bytes()) if file is zipped else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise EtagError(f"{file} can not be read: {error}.") from error
+        raise EtagError(f"{file} cannot be read: {error}.") from error
     head = 4 * (1 + dimensions)
     kind, *shape = np.frombuffer(raw[:head].ljust(head, b"\0"), ">u4").tolist()
     if kind != 0x0800 + dimensions or len(raw) - head != np.prod(shape, dtype=object):

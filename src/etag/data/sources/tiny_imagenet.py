@@ -13,12 +13,12 @@ ANNOTATIONS = "val/val_annotations.txt"
 
 @source(
     "tiny-imagenet",
-    "120,000 photographs, 64x64 colour, 200 classes",
+    "120,000 photographs, 64x64 color, 200 classes",
     ("train", ANNOTATIONS),
     downloads=[Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")],
 )
 def load(path: Path, options: DataOptions) -> Dataset:
-    """The labelled parts; its test part has no labels."""
+    """The labeled parts; its test part has no labels."""
     train = list_classes(path / "train")
     classes = tuple(train)
     images = [as_images(part, classes, options.workers) for part in (train, _validation(path, classes))]
@@ -30,7 +30,7 @@ def _validation(path: Path, classes: tuple[str, ...]) -> Listing:
     try:
         lines = (path / ANNOTATIONS).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise EtagError(f"{path / ANNOTATIONS} can not be read: {error}.") from error
+        raise EtagError(f"{path / ANNOTATIONS} cannot be read: {error}.") from error
     for number, line in enumerate(lines, start=1):
         file, _, rest = line.partition("\t")
         name = rest.partition("\t")[0]

@@ -6,9 +6,9 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from etag.core.outputs import needed
+from etag.core.outputs import require
 from etag.core.scenario import Task
-from etag.core.work import Batch, Player, Terms
+from etag.core.work import Batch, ParameterGroup, Terms
 from etag.losses.generation import critic_loss, gradient_penalty, squared_error
 from etag.methods.parts.replay import FeatureReplay, GeneratorOptions, GeneratorTrainOptions
 from etag.models.wgan import ConditionalWGAN
@@ -47,26 +47,26 @@ class AdversarialReplay(FeatureReplay[AdversarialOptions, ConditionalWGAN]):
         """Nobody guides it."""
         return AdversarialObjective(self, task, weights["match"])
 
-    def players(self) -> tuple[Player, ...]:
+    def groups(self) -> tuple[ParameterGroup, ...]:
         """The critic at every step, the generator at every few."""
-        critic = Player(list(self.generator.critic.parameters()), "critic")
+        critic = ParameterGroup(list(self.generator.critic.parameters()), "critic")
         generator = list(self.generator.generator.parameters())
-        return critic, Player(generator, "generator", every=self.options.critic_steps)
+        return critic, ParameterGroup(generator, "generator", every=self.options.critic_steps)
 
 
 class AdversarialObjective(nn.Module):
-    """What critic and generator minimise, each at its turn."""
+    """What critic and generator minimize, each at its turn."""
 
     def __init__(self, replay: AdversarialReplay, task: Task, match: float) -> None:
         super().__init__()
         self.gan, self.old = replay.generator, replay.old
         self._options, self._task, self._match = replay.options, task, match
 
-    def forward(self, batch: Batch, player: str) -> Terms:
+    def forward(self, batch: Batch, group: str) -> Terms:
         """The weighted terms of one player; `batch.inputs` are features."""
-        codes = batch.draws.normal(f"{player} codes", batch.total, self.gan.latent)
+        codes = batch.draws.normal(f"{group} codes", batch.total, self.gan.latent)
         made = self.gan.decode(codes, batch.labels)
-        if player == "critic":
+        if group == "critic":
             made = made.detach()
             said = critic_loss(self.gan.critic(batch.inputs, batch.labels), self.gan.critic(made, batch.labels))
             return {"wasserstein": said, "penalty": self._options.penalty * self._penalty(batch, made)}
@@ -87,6 +87,6 @@ class AdversarialObjective(nn.Module):
         labels = batch.draws.integers("old labels", 0, self._task.old, batch.total)
         codes = batch.draws.normal("old codes", batch.total, self.gan.latent)
         with torch.no_grad():
-            wanted = needed(self.old).network.decode(codes, labels)
+            wanted = require(self.old).network.decode(codes, labels)
         shares = batch.total / len(batch.labels)
         return shares * squared_error(self.gan.decode(codes, labels), wanted, half=False, per_row=False)

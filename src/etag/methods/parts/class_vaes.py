@@ -1,11 +1,11 @@
-"""A VAE for each class: its options, and what its training minimises."""
+"""A VAE for each class: its options, and what its training minimizes."""
 
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import nn
 
 from etag.core.options import Options, Schedule
 from etag.core.work import Batch, Terms
-from etag.losses.generation import prior_divergence, reparametrise, squared_error
+from etag.losses.generation import prior_divergence, reparameterize, squared_error
 from etag.methods.parts.replay import GeneratorTrainOptions
 from etag.models.class_vaes import ClassVAEs
 
@@ -39,7 +39,7 @@ class ClassVAEObjective(nn.Module):
         features = batch.inputs.transpose(0, 1)  # (classes, rows, feature)
         mean, log_variance = self.classes.encode(features)
         noise = batch.draws.normal("posterior", batch.total, len(features), self.classes.latent).transpose(0, 1)
-        made = self.classes.decode(reparametrise(mean, log_variance, noise))
+        made = self.classes.decode(reparameterize(mean, log_variance, noise))
         scale = len(features) / self.classes.features  # the mean over rows of all classes, as a sum of classes
         return {
             "kl": scale * prior_divergence(mean.flatten(0, 1), log_variance.flatten(0, 1)),

@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.scenario import Task
 from etag.core.work import Step, Term
 from etag.losses.classification import cross_entropy
@@ -22,6 +22,6 @@ def classification(task: Task, scope: Scope = "seen", weight: float = 1.0) -> Te
     first, end = outputs_in(scope, task)
 
     def compute(step: Step) -> Tensor:
-        return cross_entropy(needed(step.student.logits), step.batch.labels, first, end)
+        return cross_entropy(require(step.student.logits), step.batch.labels, first, end)
 
     return Term("ce", compute, weight, student=Need.LOGITS)

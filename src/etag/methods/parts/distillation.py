@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from etag.core.outputs import Need, Outputs, needed
+from etag.core.outputs import Need, Outputs, require
 from etag.core.scenario import Task
 from etag.core.work import Step, Term
 from etag.losses.distillation import (
@@ -25,7 +25,7 @@ def logits_term(task: Task, tau: float, weight: float) -> Term:
     """LwF's: the outputs of old classes, all heads' together."""
 
     def compute(step: Step) -> Tensor:
-        student, teacher = needed(step.student.logits), needed(step.teacher.logits)
+        student, teacher = require(step.student.logits), require(step.teacher.logits)
         return logit_distillation(student[:, : task.old], teacher[:, : task.old], tau)
 
     return Term("kd", compute, weight, student=Need.LOGITS, teacher=Need.LOGITS)
@@ -39,7 +39,7 @@ def features_term(
 
     def compute(step: Step) -> Tensor:
         said = (step.student, step.teacher)
-        student, teacher = (needed(s.feature if views == "plain" else s.view_features) for s in said)
+        student, teacher = (require(s.feature if views == "plain" else s.view_features) for s in said)
         return distance(student, teacher)
 
     return Term(name, compute, weight, student=need, teacher=need)
@@ -78,7 +78,7 @@ def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, wei
         if stage == last:
             return class_activation_map(maps, network.head.weight[top])
         if maps.requires_grad:  # the student in training: its own pass is differentiated, once more later
-            logits = needed(said.logits).gather(1, top[:, None])
+            logits = require(said.logits).gather(1, top[:, None])
             return gradient_activation_map(maps, logits, create_graph=True)
         with torch.enable_grad():
             maps = maps.detach().requires_grad_()
@@ -86,7 +86,7 @@ def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, wei
             return gradient_activation_map(maps, logits, create_graph=False).detach()
 
     def compute(step: Step) -> Tensor:
-        top = needed(step.student.logits).detach()[:, : task.old].argmax(1)
+        top = require(step.student.logits).detach()[:, : task.old].argmax(1)
         student = attention(solver, step.student, top)
         return attention_distance(student, attention(teacher.network, step.teacher, top))
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from etag.core.errors import EtagError
 from etag.core.options import Options
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Step, Term
-from etag.data.views import VIEWS, ViewsName
+from etag.data.views import VIEW_TRANSFORMS, ViewsName
 from etag.losses.embedding import auxiliary_cross_entropy, auxiliary_divergence
 from etag.methods.parts.ratio import Ratio, class_ratio
 from etag.models.solver import Solver
@@ -36,7 +36,7 @@ class EmbeddingOptions(Options):
     views_per_image: PositiveInt | None = Field(
         None,
         description="views of each image that a step looks at, drawn at random, all equally often; None is all of "
-        "them. What a step minimises is right on average (but for norms of a whole batch, which depend on its size)",
+        "them. What a step minimizes is right on average (but for norms of a whole batch, which depend on its size)",
     )
     image_share: float = Field(
         1.0, gt=0, le=1, description="share of the images whose views a step looks at, drawn at random"
@@ -76,7 +76,7 @@ class EmbeddingDistillation:
         self.options = options
         if options.after_base == "frozen" and options.aux_new != "none":
             raise EtagError(f"embedding.after_base=frozen leaves nothing to learn for aux_new={options.aux_new}.")
-        self.views = VIEWS[options.views]
+        self.views = VIEW_TRANSFORMS[options.views]
         if (options.views_per_image or 1) > self.views.count:
             raise EtagError(
                 f"embedding.views_per_image={options.views_per_image} is more than there are: {self.views.name} has "
@@ -133,7 +133,7 @@ class EmbeddingDistillation:
         """Eq. (2). It runs over all outputs, so each of them gets a gradient before it is ever distilled."""
 
         def compute(step: Step) -> Tensor:
-            return auxiliary_cross_entropy(step.student.auxiliary, needed(step.shown.labels))
+            return auxiliary_cross_entropy(step.student.auxiliary, require(step.shown.labels))
 
         return Term("aux_ce", compute, weight, student=Need.AUXILIARY)
 

@@ -13,7 +13,7 @@ from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Plan
 from etag.methods.base import Method, MethodOptions
-from etag.models.modules import Kept
+from etag.models.modules import StoredTensors
 
 LEAST = 0.1  # deviation of a feature that is believed, in shares of the mean one
 
@@ -26,7 +26,7 @@ class FrozenFeatureOptions(MethodOptions):
         "base",
         description="the frozen backbone: trained on the base task, or as it is in the file `model.weights`",
     )
-    standardise: bool = Field(
+    standardize: bool = Field(
         True, description="shift and scale every feature by its mean and deviation over the base task's images"
     )
     feature_passes: PositiveInt = Field(
@@ -34,7 +34,7 @@ class FrozenFeatureOptions(MethodOptions):
     )
 
 
-class Scale(Kept):
+class FeatureScale(StoredTensors):
     """Makes features of zero mean and unit variance, as those of the base task are."""
 
     mean: Tensor
@@ -63,7 +63,7 @@ class FrozenFeatureMethod(Method):
     def build(self, stream: Stream) -> None:
         """The scale too, still that of nothing."""
         super().build(stream)
-        self.scale = Scale(self.solver.backbone.feature_size)
+        self.scale = FeatureScale(self.solver.backbone.feature_size)
 
     def check(self, task_sizes: Sequence[int]) -> None:
         """There must be features to begin with."""
@@ -78,17 +78,17 @@ class FrozenFeatureMethod(Method):
 
     def head_room(self, classes: int) -> int:
         """For the base task's classes, if it is to train the backbone."""
-        return self.room_for(classes, "base") if self.options.features == "base" else 0
+        return self.disk_full_error(classes, "base") if self.options.features == "base" else 0
 
     def phases(self, task: Task) -> Plan:
         """At the base task the backbone; then features, and what learns from them."""
         o = self.options
         if task.index == 0 and o.features == "base":
             yield self.solver_phase(task, [self.classification(task)])
-        swept = yield self.features_sweep("features", task.train, o.feature_passes)
-        if task.index == 0 and o.standardise:
-            self.scale.learn(swept["features"])
-        yield from self.learn(task, self.scale(swept["features"]), swept["labels"])
+        found = yield self.features_pass("features", task.train, o.feature_passes)
+        if task.index == 0 and o.standardize:
+            self.scale.learn(found["features"])
+        yield from self.learn(task, self.scale(found["features"]), found["labels"])
 
     @abstractmethod
     def learn(self, task: Task, features: Tensor, labels: Tensor) -> Plan:

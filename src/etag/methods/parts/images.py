@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from etag.core.outputs import Need, Outputs, needed
+from etag.core.outputs import Need, Outputs, require
 from etag.core.scenario import Task
 from etag.core.work import Batch, Batches, Step, Term
 from etag.data.preprocess import Preprocess
@@ -40,7 +40,7 @@ class PixelHead(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits over all classes."""
         said: Outputs = self.solver(self.images(pixels), Need.LOGITS)
-        return needed(said.logits)
+        return require(said.logits)
 
     def images(self, pixels: Tensor) -> Tensor:
         """Pixels as a solver's inputs."""
@@ -90,6 +90,6 @@ def image_replay_term(
 
     def compute(step: Step) -> Tensor:
         labels, pixels = make(step.batch)
-        return cross_entropy(needed(solver(head.images(pixels), Need.LOGITS).logits), labels, 0, task.seen)
+        return cross_entropy(require(solver(head.images(pixels), Need.LOGITS).logits), labels, 0, task.seen)
 
     return Term("replay", compute, weight)

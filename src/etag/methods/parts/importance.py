@@ -1,4 +1,4 @@
-"""How much every weight of the backbone matters to what was learnt: EWC and MAS."""
+"""How much every weight of the backbone matters to what was learned: EWC and MAS."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -11,14 +11,14 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from etag.core.options import Options
-from etag.core.outputs import Need, needed
+from etag.core.outputs import Need, require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Plan, Step, Sweep, Term, Terms
+from etag.core.work import Batch, DataPass, Plan, Step, Term, Terms
 from etag.data.batches import ImageBatches
-from etag.losses.regularisation import quadratic_penalty
+from etag.losses.regularization import quadratic_penalty
 from etag.methods.base import Context, Method
-from etag.models.modules import Kept
+from etag.models.modules import StoredTensors
 from etag.models.solver import Solver, Teacher
 
 CHUNK = 16  # images whose own gradients are held at a time
@@ -41,7 +41,7 @@ class ImportanceOptions(Options):
     )
 
 
-class Importance(Kept):
+class Importance(StoredTensors):
     """One number for every parameter of the backbone, in one vector."""
 
     values: Tensor
@@ -51,7 +51,7 @@ class Importance(Kept):
         self.options, self._power, self._measure = options, power, measure
         self.keep(values=torch.empty(0))
 
-    def sweep(self, task: Task, solver: Solver, context: Context, stream: Stream) -> Sweep:
+    def data_pass(self, task: Task, solver: Solver, context: Context, stream: Stream) -> DataPass:
         """A pass over images of the task that sums up absolute or squared gradients."""
         images = task.train
         if self.options.images is not None:
@@ -62,7 +62,7 @@ class Importance(Kept):
             images, context.preprocess, size, stream, context.placement, augment=False, shuffle=False
         )
         module = _Gradients(solver, self._measure, self._power, self.options.gradients)
-        return Sweep("importance", module, batches, reduce="sum", gradients=True)
+        return DataPass("importance", module, batches, reduce="sum", gradients=True)
 
     def learn(self, task: Task, found: dict[str, Tensor]) -> None:
         """Put the task's importances together with the older ones. The first are taken as they are: there is nothing
@@ -103,10 +103,10 @@ class PenalisedMethod(Method):
         """The solver, then its importances."""
         terms = [self.classification(task)]
         if task.index:
-            terms.append(self.importance.term(self.solver, needed(self.teacher), self.options.weight))
+            terms.append(self.importance.term(self.solver, require(self.teacher), self.options.weight))
         yield self.solver_phase(task, terms)
-        sweep = self.importance.sweep(task, self.solver, self.context, self.stream("importance"))
-        self.importance.learn(task, (yield sweep))
+        data_pass = self.importance.data_pass(task, self.solver, self.context, self.stream("importance"))
+        self.importance.learn(task, (yield data_pass))
 
     def parts(self) -> dict[str, nn.Module]:
         """The importances too."""
@@ -133,7 +133,7 @@ class _Gradients(nn.Module):
         def measured(weights: dict[str, Tensor], images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
             given = {f"backbone.{name}": weight for name, weight in weights.items()}
             outputs = functional_call(self.solver, given, (images, Need.LOGITS))
-            return self._measure(needed(outputs.logits), labels, uniform).mean()
+            return self._measure(require(outputs.logits), labels, uniform).mean()
 
         def of_one(weights: dict[str, Tensor], *row: Tensor) -> Tensor:
             return measured(weights, *(value[None] for value in row))

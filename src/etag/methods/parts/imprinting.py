@@ -12,17 +12,17 @@ from etag.models.heads import CosineHead
 
 def imprint(method: Method, task: Task) -> Plan:
     """Set the last block of a cosine or proxy head to the task's features, as the untrained solver sees them."""
-    found = yield method.features_sweep("imprint", task.train)
+    found = yield method.features_pass("imprint", task.train)
     head = method.solver.head
     assert isinstance(head, CosineHead)
     seed = int(torch.randint(2**31, (1,), generator=method.stream("imprint").generator("k-means")))
     classes = (found["features"][found["labels"] == label] for label in range(task.old, task.seen))
-    head.imprint(torch.cat([centres(features, head.proxies, seed) for features in classes]))
+    head.imprint(torch.cat([centers(features, head.proxies, seed) for features in classes]))
 
 
-def centres(features: Tensor, count: int, seed: int) -> Tensor:
-    """The mean of a class's directions, or the centres of their k-means clusters. Where there are fewer images than
-    centres, some stand twice."""
+def centers(features: Tensor, count: int, seed: int) -> Tensor:
+    """The mean of a class's directions, or the centers of their k-means clusters. Where there are fewer images than
+    centers, some stand twice."""
     directions = functional.normalize(features)
     if count == 1:
         return directions.mean(0, keepdim=True)

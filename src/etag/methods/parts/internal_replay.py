@@ -1,4 +1,4 @@
-"""BI-R's network: its options, and what its training minimises."""
+"""BI-R's network: its options, and what its training minimizes."""
 
 import torch
 from pydantic import Field, PositiveInt
@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.core.options import Options, Schedule
-from etag.core.outputs import needed
+from etag.core.outputs import require
 from etag.core.scenario import Task
 from etag.core.work import Batch, Terms
 from etag.losses.classification import cross_entropy
 from etag.losses.distillation import padded_distillation, padded_softmax
-from etag.losses.generation import reparametrise, sampled_divergence, squared_error
+from etag.losses.generation import reparameterize, sampled_divergence, squared_error
 from etag.methods.parts.replay import GeneratorTrainOptions
 from etag.models.replay_network import ReplayNetwork
 from etag.models.solver import Frozen
@@ -67,7 +67,7 @@ class ReplayObjective(nn.Module):
     @torch.no_grad()
     def replayed(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Features of old classes, and the old network's logits of them."""
-        old, classes = needed(self.old).network, self._task.old
+        old, classes = require(self.old).network, self._task.old
         labels = batch.draws.integers("replay labels", 0, classes, batch.total)
         codes = old.prior.codes(labels, batch.draws.normal("replay codes", batch.total, old.latent))
         features = old.decode(codes, functional.one_hot(labels, classes).to(codes))
@@ -79,7 +79,7 @@ class ReplayObjective(nn.Module):
         hidden = network.encoder(features)
         mean, log_variance = network.mean(hidden), network.log_variance(hidden)
         noise = batch.draws.normal(f"{which} posterior", batch.total, network.latent)
-        codes = reparametrise(mean, log_variance, noise)
+        codes = reparameterize(mean, log_variance, noise)
         divergence = sampled_divergence(noise, log_variance, network.prior.log_density(codes, shares))
         recon = squared_error(network.decode(codes, shares), features) / network.features
         return network.head(hidden), {

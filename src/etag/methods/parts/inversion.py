@@ -1,4 +1,4 @@
-"""Inverting a solver: the generator's options, and what its training minimises."""
+"""Inverting a solver: the generator's options, and what its training minimizes."""
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -8,7 +8,7 @@ from etag.core.options import Options, Schedule
 from etag.core.work import Batch, Terms
 from etag.losses.inversion import class_balance, confidence, roughness, statistics_divergence
 from etag.methods.parts.replay import GeneratorTrainOptions
-from etag.models.inversion import ImageGenerator, Listening
+from etag.models.inversion import BatchNormRecorder, ImageGenerator
 
 
 class InversionTrainOptions(GeneratorTrainOptions):
@@ -20,7 +20,7 @@ class InversionTrainOptions(GeneratorTrainOptions):
 
 
 class InversionOptions(Options):
-    """The generator, and the weights of what it minimises."""
+    """The generator, and the weights of what it minimizes."""
 
     latent: PositiveInt = 1000
     train: InversionTrainOptions = InversionTrainOptions()
@@ -34,7 +34,9 @@ class InversionOptions(Options):
 class InversionObjective(nn.Module):
     """What a frozen solver says of what is made."""
 
-    def __init__(self, generator: ImageGenerator, solver: Listening, classes: int, options: InversionOptions) -> None:
+    def __init__(
+        self, generator: ImageGenerator, solver: BatchNormRecorder, classes: int, options: InversionOptions
+    ) -> None:
         super().__init__()
         self.generator, self.solver = generator, solver
         self._classes, self._options = classes, options

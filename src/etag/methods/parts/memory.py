@@ -9,8 +9,8 @@ from torch import Tensor
 
 from etag.core.options import Options
 from etag.core.scenario import ImageSet, Task
-from etag.data.images import MemoryImages, together
-from etag.models.modules import Kept
+from etag.data.images import MemoryImages, concat_images
+from etag.models.modules import StoredTensors
 
 
 class ExemplarOptions(Options):
@@ -28,7 +28,7 @@ class ExemplarOptions(Options):
         return value
 
 
-class ExemplarMemory(Kept):
+class ExemplarMemory(StoredTensors):
     """Images as they are given, in the order in which they were chosen, class by class."""
 
     pixels: Tensor
@@ -46,7 +46,7 @@ class ExemplarMemory(Kept):
 
     def joined_to(self, images: ImageSet) -> ImageSet:
         """These images and those that are kept."""
-        return together(images, self.images) if len(self.labels) else images
+        return concat_images(images, self.images) if len(self.labels) else images
 
     def share(self, classes: int) -> int:
         """Images of one class, when there are so many classes."""

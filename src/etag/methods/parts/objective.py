@@ -7,9 +7,9 @@ from operator import or_
 
 from torch import nn
 
-from etag.core.outputs import Need, Outputs, Shown
+from etag.core.outputs import Need, Outputs, Views
 from etag.core.work import Batch, Step, Term, Terms
-from etag.data.views import Views
+from etag.data.views import ViewTransforms
 from etag.models.solver import Solver, Teacher
 
 
@@ -24,7 +24,7 @@ class SolverObjective(nn.Module):
         solver: Solver,
         teacher: Teacher | None,
         terms: Sequence[Term],
-        views: Views,
+        views: ViewTransforms,
         views_per_image: int | None = None,
         image_share: float = 1.0,
     ) -> None:
@@ -38,7 +38,7 @@ class SolverObjective(nn.Module):
 
     @property
     def static(self) -> tuple[nn.Module, ...]:
-        """Stages and branches. What is compiled can not be differentiated twice."""
+        """Stages and branches. What is compiled cannot be differentiated twice."""
         if any(term.second_order for term in self._terms):
             return ()
         solvers = [self.solver] if self.teacher is None else [self.solver, self.teacher.network]
@@ -52,10 +52,10 @@ class SolverObjective(nn.Module):
         step = Step(batch, shown, self.solver(shown, self.need), teacher)
         return {term.name: term.weight * term.compute(step) for term in self._terms}
 
-    def _shown(self, batch: Batch) -> Shown:
+    def _shown(self, batch: Batch) -> Views:
         """The images; where a term looks at views, those too, or a random share of them."""
         if not self._with_views:
-            return Shown(batch.inputs, len(batch.inputs))
+            return Views(batch.inputs, len(batch.inputs))
         if self._views_per_image is None and self._image_share == 1:
             return self._views.of(batch.inputs, batch.labels)
         places, number = batch.draws.order("views", batch.total), self._views_per_image or self._views.count

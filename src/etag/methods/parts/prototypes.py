@@ -11,7 +11,7 @@ from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch
 from etag.methods.base import Context
-from etag.models.modules import Kept
+from etag.models.modules import StoredTensors
 
 Spread = Literal["none", "class", "radius"]
 
@@ -26,7 +26,7 @@ class PrototypeOptions(Options):
     )
 
 
-class Prototypes(Kept):
+class Prototypes(StoredTensors):
     """Mean and standard deviation of every class's features, and one radius for all (PASS)."""
 
     means: Tensor
@@ -37,9 +37,9 @@ class Prototypes(Kept):
         super().__init__()
         self.keep(means=torch.empty(0, features), deviations=torch.empty(0, features), radius=torch.zeros(()))
 
-    def learn(self, task: Task, swept: dict[str, Tensor]) -> None:
+    def learn(self, task: Task, found: dict[str, Tensor]) -> None:
         """Add the task's classes. The radius is that of the base classes: the square root of their mean variance."""
-        classes = [swept["features"][swept["labels"] == label] for label in range(task.old, task.seen)]
+        classes = [found["features"][found["labels"] == label] for label in range(task.old, task.seen)]
         means = torch.stack([rows.mean(0) for rows in classes])
         variances = torch.stack([rows.var(0, correction=0) for rows in classes])
         self.keep(
@@ -73,14 +73,14 @@ class PrototypeReplay:
         self.generator = Prototypes(features)
 
     def begin_task(self, task: Task) -> None:
-        """There is no older one to be kept: what is learnt is only added to."""
+        """There is no older one to be kept: what is learned is only added to."""
 
     def grow(self, classes: int, stream: Stream) -> None:
-        """Classes come in when they are learnt."""
+        """Classes come in when they are learned."""
 
-    def learn(self, task: Task, swept: dict[str, Tensor]) -> None:
+    def learn(self, task: Task, found: dict[str, Tensor]) -> None:
         """Add the task's classes."""
-        self.generator.learn(task, swept)
+        self.generator.learn(task, found)
 
     def made(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels and features of old classes."""

@@ -5,17 +5,17 @@ from torch import Tensor, nn
 from etag.core.options import TrainOptions
 from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Phase, Player, Terms
+from etag.core.work import Batch, ParameterGroup, Phase, Terms
 from etag.data.batches import FeatureBatches
 from etag.losses.classification import cross_entropy
-from etag.methods.parts.replay import MakesFeatures
+from etag.methods.parts.replay import FeatureSource
 from etag.models.heads import LinearHead
 
 
 class HeadObjective(nn.Module):
     """Cross-entropy of the head on real features, and on made ones of the classes known before."""
 
-    def __init__(self, head: LinearHead, source: MakesFeatures, task: Task, replay_weight: float) -> None:
+    def __init__(self, head: LinearHead, source: FeatureSource, task: Task, replay_weight: float) -> None:
         super().__init__()
         self.head, self._source, self._task, self._replay_weight = head, source, task, replay_weight
 
@@ -30,7 +30,7 @@ class HeadObjective(nn.Module):
 
 def head_phase(
     head: LinearHead,
-    source: MakesFeatures,
+    source: FeatureSource,
     task: Task,
     passes: Tensor,
     labels: Tensor,
@@ -42,4 +42,4 @@ def head_phase(
     """Train the head alone, on cached features of the task's images."""
     batches = FeatureBatches(passes, labels, training.batch_size, stream, placement, drop_last=training.drop_last)
     objective = HeadObjective(head, source, task, replay_weight)
-    return Phase("head", objective, batches, (Player(list(head.parameters())),), training)
+    return Phase("head", objective, batches, (ParameterGroup(list(head.parameters())),), training)

@@ -12,10 +12,10 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from etag.core.options import Options, TrainOptions
-from etag.core.outputs import needed
+from etag.core.outputs import require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Phase, Player, Step, Term
+from etag.core.work import Batch, ParameterGroup, Phase, Step, Term
 from etag.data.batches import FeatureBatches
 from etag.losses.classification import cross_entropy
 from etag.methods.base import Context, Method
@@ -80,7 +80,7 @@ class FeatureReplay(ABC, Generic[G, N]):
 
     @abstractmethod
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
-        """What its training minimises; a batch's inputs are features."""
+        """What its training minimizes; a batch's inputs are features."""
 
     def build(self, features: int, stream: Stream) -> None:
         """Put the generator in place."""
@@ -99,7 +99,7 @@ class FeatureReplay(ABC, Generic[G, N]):
     def made(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels drawn uniformly from the old classes, and features of them."""
         labels = batch.draws.integers("replay labels", 0, task.old, rows)
-        old = needed(self.old).network
+        old = require(self.old).network
         return labels, self.sample(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
 
     def sample(self, network: N, labels: Tensor, normal: Normal) -> Tensor:
@@ -107,27 +107,27 @@ class FeatureReplay(ABC, Generic[G, N]):
         decoder = _decoder(network)
         return decoder.decode(normal("replay codes", decoder.latent), labels)
 
-    def finish_task(self, task: Task, swept: dict[str, Tensor], stream: Stream) -> None:
+    def finish_task(self, task: Task, found: dict[str, Tensor], stream: Stream) -> None:
         """When it is trained on swept features of a task."""
 
-    def players(self) -> tuple[Player, ...]:
+    def groups(self) -> tuple[ParameterGroup, ...]:
         """Who is stepped in its training."""
-        return (Player(list(self.generator.parameters())),)
+        return (ParameterGroup(list(self.generator.parameters())),)
 
     def phase(
-        self, task: Task, head: nn.Module, swept: dict[str, Tensor], weights: dict[str, float], stream: Stream
+        self, task: Task, head: nn.Module, found: dict[str, Tensor], weights: dict[str, float], stream: Stream
     ) -> Phase:
         """Train the generator on swept features; `head` is the classifier that learns from what it makes."""
         training, placement = self.options.train.for_task(task.index), self.context.placement
-        features = swept["features"]
+        features = found["features"]
         passes = features.view(self.options.feature_passes, len(task.train), features.shape[1])
-        labels = swept["labels"][: len(task.train)]
+        labels = found["labels"][: len(task.train)]
         batches = FeatureBatches(passes, labels, training.batch_size, stream, placement, drop_last=training.drop_last)
-        return Phase("generator", self.objective(task, head, weights), batches, self.players(), training)
+        return Phase("generator", self.objective(task, head, weights), batches, self.groups(), training)
 
 
 def _decoder(network: Any) -> Decoder:
-    """That a generator is a Decoder too can not be said in a type variable's bound."""
+    """That a generator is a Decoder too cannot be said in a type variable's bound."""
     decoder: Decoder = network
     return decoder
 
@@ -174,7 +174,7 @@ def generator_by_name(value: Any) -> Any:
     return {"kind": "cvae"} | value if isinstance(value, dict) else value
 
 
-class MakesFeatures(Protocol):
+class FeatureSource(Protocol):
     """Whatever features of old classes can be had from."""
 
     def made(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ class MakesFeatures(Protocol):
 
 
 def replay_term(
-    source: MakesFeatures,
+    source: FeatureSource,
     task: Task,
     head: LinearHead,
     support: Literal["seen", "old", "all"],

@@ -6,12 +6,12 @@ import torch
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
-from etag.core.outputs import needed
+from etag.core.outputs import require
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, Terms
 from etag.losses.classification import cross_entropy
-from etag.losses.generation import pixel_entropy, prior_divergence, reparametrise, squared_error
+from etag.losses.generation import pixel_cross_entropy, prior_divergence, reparameterize, squared_error
 from etag.methods.parts.classification import outputs_in
 from etag.methods.parts.replay import FeatureReplay, GeneratorOptions, Normal
 from etag.models.cvae import ConditionalVAE
@@ -36,7 +36,7 @@ class VariationalOptions(GeneratorOptions):
     ce_current_support: Literal["seen", "new", "all"] = Field(
         "seen", description="outputs of the guiding cross-entropy; `new` is Eq. (6) to the letter"
     )
-    ce_current_weight: Literal["one", "normalised"] = Field(
+    ce_current_weight: Literal["one", "normalized"] = Field(
         "one", description="weight of the guidance: 1, or the release's 1 / (1 + lambda) after the base task"
     )
     ce_old: bool = Field(False, description="guide what is made of old classes too, at lambda / (1 + lambda)")
@@ -63,17 +63,17 @@ class VariationalReplay(FeatureReplay[VariationalOptions, ConditionalVAE]):
         return network.residuals.added(made, labels, normal("replay residuals", made.shape[1]))
 
     @torch.no_grad()
-    def finish_task(self, task: Task, swept: dict[str, Tensor], stream: Stream) -> None:
+    def finish_task(self, task: Task, found: dict[str, Tensor], stream: Stream) -> None:
         """Look at what the decoder's mean leaves out of the new classes' features."""
         if self.generator.residuals is None:
             return
-        features, labels = swept["features"], swept["labels"]
+        features, labels = found["features"], found["labels"]
         codes = [
             torch.randn(len(labels), self.options.latent, generator=stream.generator(name)).to(features)
             for name in ("posterior", "prior")
         ]
         mean, log_variance = self.generator.encode(features, labels)
-        left = features - self.generator.decode(reparametrise(mean, log_variance, codes[0]), labels)
+        left = features - self.generator.decode(reparameterize(mean, log_variance, codes[0]), labels)
         off = features - self.generator.decode(codes[1], labels)
         rows = [labels == label for label in range(task.old, task.seen)]
         covariance = torch.stack([left[own].T.cov(correction=0) for own in rows]).mean(0)
@@ -97,7 +97,7 @@ class VariationalObjective(nn.Module):
         o, task, weights, draws = self._options, self._task, self._weights, batch.draws
         first, end = outputs_in(o.ce_current_support, task)
         mean, log_variance = self.generator.encode(batch.inputs, batch.labels)
-        posterior = reparametrise(mean, log_variance, draws.normal("posterior", batch.total, o.latent))
+        posterior = reparameterize(mean, log_variance, draws.normal("posterior", batch.total, o.latent))
         asked = {"posterior": (posterior, batch.labels)}
         if weights["guide"] and o.ce_current_input == "prior":
             asked["prior"] = draws.normal("prior", batch.total, o.latent), batch.labels
@@ -121,7 +121,7 @@ class VariationalObjective(nn.Module):
 
     def _reconstruction(self, made: Tensor, wanted: Tensor) -> Tensor:
         if self._options.recon == "bernoulli":
-            return pixel_entropy(made, wanted)
+            return pixel_cross_entropy(made, wanted)
         return squared_error(made, wanted, half=self._options.recon == "gaussian")
 
     def _decode(self, asked: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ class VariationalObjective(nn.Module):
     def _match(self, made: Tensor, codes: Tensor, labels: Tensor, shares: float) -> Tensor:
         """Eq. (7). The release's sum over the batch counts all processes, whose mean is what is stepped on."""
         with torch.no_grad():
-            wanted = needed(self.old).network.decode(codes, labels)
+            wanted = require(self.old).network.decode(codes, labels)
         if self._options.old_match_reduction == "gaussian":
             return squared_error(made, wanted)
         return shares * squared_error(made, wanted, half=False, per_row=False)

@@ -76,7 +76,7 @@ class ResNet(Backbone):
         blocks = [BasicBlock(channels, out, stride), *(BasicBlock(out, out, 1) for _ in range(count - 1))]
         return nn.Sequential(*(layer for block in blocks for layer in (block, nn.ReLU())))
 
-    def own_name(self, name: str) -> str:
+    def translate_name(self, name: str) -> str:
         """Knows the names in torchvision's ResNets."""
         if match := re.fullmatch(r"layer(\d+)\.(\d+)\.(\w+)\.(.+)", name):
             stage, block = int(match[1]) - 1, 2 * int(match[2])  # a ReLU behind each

@@ -10,11 +10,11 @@ import time
 
 import pytest
 import torch
+from etag.experiments.checkpointer import Interrupted
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
 
 from etag.engine import engine, runtime, training
-from etag.experiments.journal import Interrupted
 from etag.experiments.run import run
 from etag.experiments.store import RunDirectory, tensors
 
@@ -114,7 +114,7 @@ def test_cut_at_five_steps_it_ends_as_one_that_never_was(small, every_method, tm
     "options",
     [
         {"train.schedule": "plateau", "train.validation": 0.2, "train.patience": 1},
-        {"train.schedule": "plateau", "train.patience": 1, "train.optimiser": "sgd", "train.lr": 0.05},
+        {"train.schedule": "plateau", "train.patience": 1, "train.optimizer": "sgd", "train.lr": 0.05},
         {"train.schedule": "cosine", "train.steps": 11},
     ],
     ids=["plateau", "plateau on the training loss", "steps"],

@@ -22,7 +22,7 @@ from etag.core.files import checksum, write_atomically
 from etag.experiments.store import UNREADABLE
 from etag.methods.base import Method
 
-TRAINING = "training"  # beside the method's parts: the state of optimisers and schedule
+TRAINING = "training"  # beside the method's parts: the state of optimizers and schedule
 
 
 class Interrupted(KeyboardInterrupt):
@@ -66,7 +66,7 @@ class Stop:
             raise Interrupted(number)
 
 
-class TaskJournal:
+class TaskCheckpointer:
     """Remembers the work of one task in a folder of the run."""
 
     def __init__(
@@ -183,10 +183,10 @@ class TaskJournal:
         sealed = json.dumps({"checksum": checksum(text.encode()), "content": text})
         write_atomically(self._manifest(self._serial), sealed)
         self.last = self._place(phase)
-        self._sweep_out()
+        self._remove_unused()
 
     def _check_finite(self) -> None:
-        """A loss may still be a number when the weights are none: what can not be gone on with is not saved."""
+        """A loss may still be a number when the weights are none: what cannot be gone on with is not saved."""
         for role, part in self._method.parts().items():
             for name, value in part.state_dict().items():
                 if value.is_floating_point() and not value.isfinite().all():
@@ -249,7 +249,7 @@ class TaskJournal:
         content: dict[str, Any] = json.loads(text)
         return content
 
-    def _sweep_out(self) -> None:
+    def _remove_unused(self) -> None:
         """Remove what neither manifest names."""
         named = set()
         for serial in (0, 1):
