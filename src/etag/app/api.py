@@ -1,4 +1,4 @@
-"""The Python interface."""
+"""The Python interface to runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,10 +23,10 @@ def run(
     plugins: Sequence[str | Path] = (),
     verbose: bool = False,
 ) -> dict[str, Any]:
-    """Learn a scenario task by task and return its metrics; the run directory also gets a report.
+    """Learn a scenario task by task and return its metrics; the run directory also contains a report.
 
-    `settings` holds single options by dotted key, such as {"train.epochs": 5}. Everything left out comes from the
-    recipe, or else from the defaults, which are the paper's.
+    `settings` holds single options by dotted key, such as {"train.epochs": 5}. Everything else comes from the
+    recipe, or from the defaults, which are the paper's.
     """
     named = {"method": method, "data": data, "split": split, "seed": seed, "plugins": [*plugins] or None}
     given = {key: value for key, value in named.items() if value is not None}
@@ -38,12 +38,12 @@ def execute(config: RunConfig, out: Path, restart: bool, verbose: bool) -> dict[
     """Run a configuration and write its report."""
     metrics = runs.run(config, out, restart=restart, verbose=verbose)
     if not is_follower():
-        from etag.report.page import write_run_report  # pictures are only needed now
+        from etag.report.page import write_run_report  # matplotlib is only needed now
 
         write_run_report(out)
     return metrics
 
 
 def default_directory(config: RunConfig) -> Path:
-    """Where a run goes when nobody says."""
+    """The run directory where none is given."""
     return Path("runs") / f"{config.method.name}-{config.data.name}-{config.split}-seed{config.seed}"

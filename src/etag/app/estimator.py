@@ -1,4 +1,4 @@
-"""The scikit-learn manner: `fit`, `partial_fit` with new classes, `predict`, `predict_proba`, `score`."""
+"""A scikit-learn estimator: `fit`, `partial_fit` with new classes, `predict`, `predict_proba`, `score`."""
 
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -14,26 +14,27 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from etag.app import settings as automatic
-from etag.app.bundle import About, Bundle, Classifier, Name
-from etag.app.folders import image_files, lesson_files, material
-from etag.app.learning import Material, learn
-from etag.app.lessons import begin, go_on
+from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
+from etag.app.lessons import begin, learn, open_to_learn, resume
 from etag.app.predicting import probabilities, unlabeled_images
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.folders import list_classes
 from etag.data.images import MemoryImages
+from etag.experiments.config import RunConfig
+from etag.learner.model_directory import About, ModelDirectory, Name
+from etag.models.classifier import Classifier
 
 HELD_OUT = 5  # every so many-th image of a class
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Learns classes of images, later more of them, and keeps no image.
+    """Learns classes of images, later more of them, and stores no image.
 
     Images are arrays or tensors of shape (n, height, width), (n, height, width, channels) or (n, channels, height,
-    width), whole numbers from 0 to 255 or fractions from 0 to 1; or anything that yields pairs of an image and its
-    class; or a folder with a sub-folder a class, and then there is no `y`. To predict, a folder, a file or a pattern
-    does as well. Classes may be text, numbers or tuples.
+    width), integers from 0 to 255 or floats from 0 to 1; or anything that yields pairs of an image and its class; or
+    a folder with one sub-folder per class, without `y`. `predict` also accepts a file, a folder or a pattern. Classes
+    may be text, numbers or tuples.
     """
 
     def __init__(
@@ -54,87 +55,83 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     # -- learning -------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Learn from nothing; what was known is forgotten."""
+        """Learn from scratch; what was learned before is discarded."""
         self._home = tempfile.TemporaryDirectory(prefix="etag-")
-        self._bundle = Bundle(Path(self._home.name) / "bundle")
+        self._directory = ModelDirectory(Path(self._home.name) / "model")
         return self._learn(X, y)
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:  # noqa: ARG002 (as sklearn calls it)
-        """Learn new classes beside those that are known."""
-        return self._learn(X, y) if hasattr(self, "_bundle") else self.fit(X, y)
+        """Learn new classes besides the known ones."""
+        return self._learn(X, y) if hasattr(self, "_directory") else self.fit(X, y)
 
     def _learn(self, X: Any, y: Any) -> Self:
-        with self._bundle.locked():
-            known = self._bundle.about() if self._bundle.exists() else None
-            about, lesson = self._folder(known, X) if isinstance(X, str | Path) else self._arrays(known, X, y)
-            outcome = learn(self._bundle, about, lesson, verbose=self.verbose)
+        with self._directory.locked():
+            known = open_to_learn(self._directory) if self._directory.exists() else None
+            if isinstance(X, str | Path):
+                about, config, images = self._from_folder(known, X)
+            else:
+                about, config, images = self._from_arrays(known, X, y)
+            result = learn(self._directory, about, images, config.runtime, verbose=self.verbose)
         self._loaded: tuple[Classifier, About] | None = None
-        self.classes_ = _array(outcome.about.classes)
+        self.classes_ = _array(result.about.classes)
         self.n_features_in_ = about.channels * about.preprocess.size**2
         return self
 
-    def _folder(self, known: About | None, folder: str | Path) -> tuple[About, Material]:
+    def _from_folder(self, known: About | None, folder: str | Path) -> tuple[About, RunConfig, LessonImages]:
         listing = lesson_files(Path(folder), known.classes if known else ())
-        counts = [len(files) for files in listing.values()]
         files = [file for files in listing.values() for file in files]
-        about = self._about(known, sum(counts), automatic.for_images(files, self.weights)["data.size"], channels=3)
-        data = about.config.data
-        return about, material(listing, about.preprocess.size, data.memory, data.workers)
+        side = automatic.for_images(files, self.weights)["data.size"]
+        about, config = self._configured(known, len(files), side, channels=3)
+        images = lesson_images(listing, about.preprocess.size, config.data.memory, config.data.workers)
+        return about, config, images
 
-    def _arrays(self, known: About | None, X: Any, y: Any) -> tuple[About, Material]:
+    def _from_arrays(self, known: About | None, X: Any, y: Any) -> tuple[About, RunConfig, LessonImages]:
         if y is None:
             X, y = _pairs(X)
         pixels, names = as_pixels(X), _names(y)
         if len(pixels) != len(names):
             raise EtagError(
-                f"there are {len(pixels)} images, but {len(names)} classes: give one class for each image."
+                f"there are {len(pixels)} images, but {len(names)} classes: pass one class for each image."
             )
         order = _unique(names)
         if again := [name for name in order if known and name in known.classes]:
             raise EtagError(f"these classes are known already: {', '.join(map(repr, again))}.")
         if known is None and len(order) < 2:
-            raise EtagError("there must be two classes at least to tell apart.")
-        about = self._about(known, len(names), pixels.shape[-1], pixels.shape[1])
-        if pixels.shape[1] != about.channels:
-            raise EtagError(
-                f"these images have {pixels.shape[1]} channels, but those learned before {about.channels}."
-            )
+            raise EtagError("a first lesson needs at least two classes.")
+        about, config = self._configured(known, len(names), pixels.shape[-1], pixels.shape[1])
+        _check_channels(pixels, about)
         number = {name: place for place, name in enumerate(order)}
         images = MemoryImages(pixels, torch.tensor([number[name] for name in names])).resized(about.preprocess.size)
         train, held_out = _split(images, order)
         mark = checksum(images.pixels.numpy().tobytes() + images.labels.numpy().tobytes())
-        return about, Material(train, held_out, tuple(order), mark)
+        return about, config, LessonImages(train, held_out, tuple(order), mark)
 
-    def _about(self, known: About | None, images: int, side: int, channels: int) -> About:
+    def _configured(self, known: About | None, images: int, side: int, channels: int) -> tuple[About, RunConfig]:
         given = {"method": self.method, "seed": self.seed, "model.weights": self.weights, "train.steps": self.steps}
         given |= {"data.size": self.size or side, "model.width": self.width}
-        said = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
+        values = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
         if known is None:
-            about = begin(images, said | {"model.width": self.width or 16})
+            about, config = begin(images, values | {"model.width": self.width or 16})
             gray = replace(about.preprocess, mean=(0.5,), std=(0.25,))
-            return about if channels == 3 else replace(about, channels=1, preprocess=gray)
-        train = {key: value for key, value in said.items() if key.startswith("train.")}
-        return go_on(known, images, train)
+            return (about if channels == 3 else replace(about, channels=1, preprocess=gray)), config
+        return resume(known, images, {key: value for key, value in values.items() if key.startswith("train.")})
 
     # -- predicting -----------------------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Calibrated probabilities: one row an image, one column for each of `classes_`."""
-        if not hasattr(self, "_bundle"):
-            raise NotFittedError("this IncrementalClassifier knows no class yet: call fit first.")
+        """Calibrated probabilities: one row per image, one column for each of `classes_`."""
+        if not hasattr(self, "_directory"):
+            raise NotFittedError("this IncrementalClassifier has learned no class yet: call fit first.")
         if self._loaded is None:
-            self._loaded = self._bundle.classifier()
+            self._loaded = self._directory.load_classifier()
         classifier, about = self._loaded
         images = self._images(about, X)
-        if images.pixels.shape[1] != about.channels:
-            raise EtagError(
-                f"these images have {images.pixels.shape[1]} channels, but those learned {about.channels}."
-            )
+        _check_channels(images.pixels, about)
         found: np.ndarray[Any, np.dtype[np.float32]] = probabilities(classifier, about, images.pixels).numpy()
         return found
 
     def _images(self, about: About, X: Any) -> MemoryImages:
-        """As the bundle takes them; a file, a folder or a pattern stands for the files that `etag predict` reads."""
+        """Images of the model's size; a file, folder or pattern stands for the files that `etag predict` reads."""
         if isinstance(X, str | Path):
             return unlabeled_images(list(image_files([str(X)])), about, workers=1).in_memory()
         pixels = as_pixels(X)
@@ -142,46 +139,45 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The likeliest class of each image."""
-        answers = self.predict_proba(X).argmax(1)
-        found: np.ndarray[Any, Any] = self.classes_[answers]
+        found: np.ndarray[Any, Any] = self.classes_[self.predict_proba(X).argmax(1)]
         return found
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """The share of images whose class is right; of a folder, whose sub-folders are the classes, without `y`."""
+        """The share of images that are classified correctly; a folder with one sub-folder per class needs no `y`."""
         if isinstance(X, str | Path) and y is None:
             y = [name for name, files in list_classes(Path(X), fewest=1).items() for _ in files]
         found: float = super().score(X, y, sample_weight)
         return found
 
-    # -- keeping --------------------------------------------------------------------------------------------------
+    # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write a bundle, which `etag predict` and `etag learn` take too."""
+        """Write a model directory, which `etag predict` and `etag learn` accept too."""
         if Path(path).exists():
             raise EtagError(f"'{path}' exists already: choose another directory.")
-        copytree(self._bundle.path, path, ignore=lambda *_: [".lock"])
+        copytree(self._directory.path, path, ignore=lambda *_: [".lock"])
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """From a bundle."""
-        about = Bundle(path).about()
-        made = cls(about.config.method.name, size=about.preprocess.size, seed=about.config.seed)
-        made._restore(lambda home: copytree(path, home))
-        return made
+        """Load a model directory."""
+        about = ModelDirectory(path).about()
+        loaded = cls(about.method, size=about.preprocess.size, seed=about.config["seed"])
+        loaded._restore(lambda home: copytree(path, home, ignore=lambda *_: [".lock", "metrics.json", "config.yaml"]))
+        return loaded
 
     def _restore(self, fill: Any) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="etag-")
-        self._bundle, self._loaded = Bundle(Path(self._home.name) / "bundle"), None
-        fill(self._bundle.path)
-        about = self._bundle.about()
+        self._directory, self._loaded = ModelDirectory(Path(self._home.name) / "model"), None
+        fill(self._directory.path)
+        about = self._directory.about()
         self.classes_ = _array(about.classes)
         self.n_features_in_ = about.channels * about.preprocess.size**2
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_home", "_bundle", "_loaded")}
-        if hasattr(self, "_bundle"):
-            files = [file for file in self._bundle.path.rglob("*") if file.is_file()]
-            state["_files"] = {str(file.relative_to(self._bundle.path)): file.read_bytes() for file in files}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_home", "_directory", "_loaded")}
+        if hasattr(self, "_directory"):
+            files = [file for file in self._directory.path.rglob("*") if file.is_file()]
+            state["_files"] = {str(file.relative_to(self._directory.path)): file.read_bytes() for file in files}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -191,6 +187,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self._restore(lambda home: _write_files(home, files))
 
 
+def _check_channels(pixels: Tensor, about: About) -> None:
+    if pixels.shape[1] != about.channels:
+        raise EtagError(
+            f"these images have {pixels.shape[1]} channels, but the model was trained on {about.channels}."
+        )
+
+
 def _write_files(home: Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +201,7 @@ def _write_files(home: Path, files: dict[str, bytes]) -> None:
 
 
 def as_pixels(X: Any) -> Tensor:
-    """Images of any usual kind as uint8 of shape (n, channels, height, width)."""
+    """Images of any common kind as uint8 of shape (n, channels, height, width)."""
     images = X if isinstance(X, Tensor) else torch.from_numpy(np.ascontiguousarray(np.asarray(X)))
     if images.ndim == 3:
         images = images[:, None]
@@ -212,17 +215,17 @@ def as_pixels(X: Any) -> Tensor:
         raise EtagError(f"images have 1 or 3 channels, but these have the shape {tuple(images.shape)}.")
     if images.is_floating_point():
         if not images.isfinite().all():
-            raise EtagError("images must be made of numbers, but some of these hold NaN or infinity.")
+            raise EtagError("some of these images contain NaN or infinity: pass finite numbers.")
         if len(images) and (images.min() < 0 or images.max() > 1):
-            raise EtagError("images of fractions run from 0 to 1: scale them, or give whole numbers from 0 to 255.")
+            raise EtagError("images of floats range from 0 to 1: scale them, or pass integers from 0 to 255.")
         images = (images * 255).round()
     elif len(images) and (images.min() < 0 or images.max() > 255):
-        raise EtagError("images of whole numbers run from 0 to 255.")
+        raise EtagError("images of integers range from 0 to 255: scale them.")
     return images.to(torch.uint8).contiguous()
 
 
 def _pairs(X: Iterable[Any]) -> tuple[Any, list[Name]]:
-    """From a data set that yields images with their classes."""
+    """Images and classes of a data set that yields pairs."""
     pairs = [X[place] for place in range(len(X))] if isinstance(X, Sequence) else list(X)
     if not pairs or not isinstance(pairs[0], tuple | list) or len(pairs[0]) != 2:
         raise EtagError("without y, X must be a folder or yield pairs of an image and its class.")
@@ -235,7 +238,7 @@ def _names(y: Any) -> list[Name]:
 
 
 def _unique(names: Sequence[Name]) -> list[Name]:
-    """Sorted where they can be, else as they come."""
+    """The distinct names: sorted if possible, otherwise in order of appearance."""
     found = list(dict.fromkeys(names))
     try:
         return sorted(found)  # type: ignore[type-var]
@@ -244,7 +247,7 @@ def _unique(names: Sequence[Name]) -> list[Name]:
 
 
 def _array(names: Sequence[Name]) -> np.ndarray[Any, Any]:
-    """One entry a class, tuples too."""
+    """One entry per class, also for tuples."""
     if any(isinstance(name, tuple) for name in names) or len({type(name) for name in names}) > 1:
         found = np.empty(len(names), dtype=object)
         found[:] = names
@@ -256,7 +259,7 @@ def _split(images: MemoryImages, names: Sequence[Name]) -> tuple[MemoryImages, M
     counts = images.labels.bincount(minlength=len(names))
     if scarce := [repr(name) for name, count in zip(names, counts.tolist(), strict=True) if count < 2]:
         raise EtagError(
-            f"classes with a single image ({', '.join(scarce)}) cannot be learned and judged: add images."
+            f"classes with a single image ({', '.join(scarce)}) cannot be trained on and tested: add images."
         )
     held = torch.zeros(len(images), dtype=torch.bool)
     for label in range(len(names)):

@@ -1,4 +1,4 @@
-"""How often a bundle is right."""
+"""The accuracy of a model on labeled images."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,27 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from etag.app.bundle import About, Bundle, Classifier, Name
 from etag.app.predicting import BATCH, probabilities, unlabeled_images
 from etag.core.errors import EtagError
 from etag.data.folders import as_images, list_classes, list_images
 from etag.data.images import FileImages, unreadable_error
 from etag.evaluation.calibration import calibration_error, unknown_auroc
+from etag.learner.model_directory import About, ModelDirectory, Name
+from etag.models.classifier import Classifier
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What was found."""
+class FolderEvaluation:
+    """The result of evaluating a folder."""
 
     images: int
     accuracy: float
-    per_class: dict[Name, tuple[int, float]]  # images, and how many of them were right
-    confusion: list[list[int]]  # [true class][answer], of all known classes
+    per_class: dict[Name, tuple[int, float]]  # images, and the share of them that is right
+    confusion: list[list[int]]  # [true class][predicted class], of all known classes
     calibration_error: float
     auroc: float | None
 
     def plain(self) -> dict[str, Any]:
-        """For programs."""
+        """As JSON values."""
         classes = [
             {"class": name, "images": count, "accuracy": accuracy}
             for name, (count, accuracy) in self.per_class.items()
@@ -37,25 +38,25 @@ class Evaluation:
 
 def evaluate_folder(
     model: Path, folder: Path, unknown: Path | None = None, picture: Path | None = None, workers: int = 1
-) -> Evaluation:
-    """A bundle on images whose classes are known, and on others that it should know nothing of."""
-    classifier, about = Bundle(model).classifier()
+) -> FolderEvaluation:
+    """Evaluate a model on a folder of known classes, and optionally on images of unknown ones."""
+    classifier, about = ModelDirectory(model).load_classifier()
     listing = list_classes(folder, fewest=1)
-    if strange := [name for name in listing if name not in about.classes]:
-        raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(strange)}.")
+    if unknown_names := [name for name in listing if name not in about.classes]:
+        raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(unknown_names)}.")
     images = as_images(listing, tuple(listing), workers).resized(about.preprocess.size)
     place = torch.tensor([about.classes.index(name) for name in listing])
     labels, likely = place[images.labels], _all(classifier, about, images)
-    answers, classes = likely.argmax(1), len(about.classes)
-    right = (answers == labels).double()
-    found = Evaluation(
+    predicted, classes = likely.argmax(1), len(about.classes)
+    right = (predicted == labels).double()
+    found = FolderEvaluation(
         images=len(labels),
         accuracy=right.mean().item(),
         per_class={
             name: (int((labels == number).sum()), right[labels == number].mean().item())
             for name, number in zip(listing, place.tolist(), strict=True)
         },
-        confusion=(labels * classes + answers).bincount(minlength=classes**2).view(classes, classes).tolist(),
+        confusion=(labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes).tolist(),
         calibration_error=calibration_error(likely, labels),
         auroc=None if unknown is None else unknown_auroc(likely, _unknown(classifier, about, unknown, workers)),
     )
@@ -81,7 +82,7 @@ def _unknown(classifier: Classifier, about: About, folder: Path, workers: int) -
     return _all(classifier, about, unlabeled_images(files, about, workers))
 
 
-def _draw(found: Evaluation, about: About, out: Path) -> None:
+def _draw(found: FolderEvaluation, about: About, out: Path) -> None:
     from etag.report.figures import confusion_heatmap
     from etag.report.page import write_figure
 

@@ -1,4 +1,4 @@
-"""A bundle's predictor as one file for other programs."""
+"""A model's classifier as one file for other programs."""
 
 import io
 import json
@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from etag.app.bundle import About, Bundle, Classifier, written_name
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
+from etag.learner.model_directory import About, ModelDirectory, plain_name
+from etag.models.classifier import Classifier
 
 AGREE = 1e-4  # how far the exported probabilities may be from ours
 SAMPLES = 5
 
 
 class _FromPixels(nn.Module):
-    """From pixels between 0 and 1 to probabilities: normalization is inside."""
+    """From pixels between 0 and 1 to probabilities; includes the normalization."""
 
     def __init__(self, classifier: Classifier, about: About) -> None:
         super().__init__()
@@ -34,13 +35,13 @@ class _FromPixels(nn.Module):
     std: Tensor
 
     def forward(self, images: Tensor) -> Tensor:
-        """One row an image."""
-        probabilities: Tensor = self.classifier((images - self.mean) / self.std)
-        return probabilities
+        """Probabilities, one row per image."""
+        log_probabilities: Tensor = self.classifier((images - self.mean) / self.std)
+        return log_probabilities.exp()
 
 
 def _ready(model: Path) -> tuple[nn.Module, About, Tensor]:
-    classifier, about = Bundle(model).classifier()
+    classifier, about = ModelDirectory(model).load_classifier()
     generator = torch.Generator().manual_seed(0)
     size = about.preprocess.size
     return (
@@ -51,10 +52,10 @@ def _ready(model: Path) -> tuple[nn.Module, About, Tensor]:
 
 
 def _metadata(about: About) -> dict[str, str]:
-    """What a user of the file must know."""
+    """What users of the file need to know."""
     size = about.preprocess.size
     return {
-        "classes": json.dumps([written_name(name) for name in about.classes]),
+        "classes": json.dumps([plain_name(name) for name in about.classes]),
         "input": f"images: float32, (n, {about.channels}, {size}, {size}), from 0 to 1, resized to {size}x{size}",
         "output": "probabilities: float32, (n, classes)",
         "threshold": str(about.threshold),
@@ -64,7 +65,7 @@ def _metadata(about: About) -> dict[str, str]:
 
 @torch.no_grad()
 def export_onnx(model: Path, out: Path) -> float:
-    """Write ONNX with any number of images a batch, after it was compared with PyTorch; the greatest difference."""
+    """Write ONNX for batches of any size, after comparing it with PyTorch; returns the greatest difference."""
     try:
         import onnx
         import onnxruntime
@@ -99,7 +100,7 @@ def export_onnx(model: Path, out: Path) -> float:
 
 @torch.no_grad()
 def export_torch(model: Path, out: Path) -> float:
-    """The same as a program of torch.export, to be loaded by torch.export.load."""
+    """Write a torch.export program, to be loaded by torch.export.load; returns the greatest difference."""
     module, about, images = _ready(model)
     with _quiet():
         program = torch.export.export(
@@ -116,7 +117,7 @@ def export_torch(model: Path, out: Path) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter tells of packages that are not needed here."""
+    """Silence the exporter, which mentions packages that are not needed here."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,32 +1,44 @@
-"""From folders of images to lessons, and from paths to images that are to be recognized."""
+"""From folders of images to lessons, and from paths to images to predict."""
 
 import glob
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from etag.app.bundle import Name
-from etag.app.learning import Material
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.decode import ENDINGS
 from etag.data.folders import Listing, as_images, list_classes, list_images, split_off
+from etag.data.images import FileImages, MemoryImages
+from etag.learner.model_directory import Name
+
+
+@dataclass(frozen=True)
+class LessonImages:
+    """The images of a lesson: to train on and held out, with the names of their classes by label."""
+
+    train: MemoryImages | FileImages
+    held_out: MemoryImages | FileImages
+    names: tuple[Name, ...]
+    fingerprint: str  # tells whether two lessons are about the same images
+    update: bool = False  # more images of known classes; otherwise all classes are new
 
 
 def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> Listing:
-    """The files of a folder of new classes, or of known ones; complaints about names that would not do."""
+    """The files of a folder of new classes, or of known ones for an update; raises an error for names that clash."""
     listing = list_classes(folder, fewest=1 if known else 2)
     if update:
-        if strange := [name for name in listing if name not in known]:
-            raise EtagError(f"--update is for known classes, but these are new: {', '.join(strange)}.")
+        if unknown := [name for name in listing if name not in known]:
+            raise EtagError(f"--update is for known classes, but these are new: {', '.join(unknown)}.")
         return listing
     if again := [name for name in listing if name in known]:
         raise EtagError(
-            f"'{folder}' holds classes that are known already ({', '.join(again)}): take them out, or give their "
+            f"'{folder}' holds classes that are known already ({', '.join(again)}): remove them, or pass their "
             "images with --update."
         )
     lower: dict[str, Any] = {str(name).casefold(): name for name in known}
@@ -39,29 +51,30 @@ def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> L
     return listing
 
 
-def material(listing: Listing, side: int, memory: int, workers: int, update: bool = False) -> Material:
-    """A lesson from files: every fifth image of a class is held out."""
+def lesson_images(listing: Listing, side: int, memory: int, workers: int, update: bool = False) -> LessonImages:
+    """A lesson from files: every fifth image of each class is held out; decoded now if they fit into `memory` MiB."""
     names = tuple(listing)
     train, held_out = (as_images(part, names, workers).resized(side) for part in split_off(listing))
     mark = json.dumps([side, {name: [_mark(file) for file in files] for name, files in listing.items()}])
     fingerprint = checksum(mark.encode())
     if train.nbytes + held_out.nbytes > memory * 2**20:
-        return Material(train, held_out, names, fingerprint, update)
+        return LessonImages(train, held_out, names, fingerprint, update)
     both, rows = train.join([held_out]).in_memory(), torch.arange(len(train) + len(held_out))
-    return Material(both.select(rows[: len(train)]), both.select(rows[len(train) :]), names, fingerprint, update)
+    count = len(train)
+    return LessonImages(both.select(rows[:count]), both.select(rows[count:]), names, fingerprint, update)
 
 
 def _mark(file: str) -> list[Any]:
-    """What tells whether a file is still the one it was."""
+    """What tells whether a file has changed."""
     try:
         found = os.stat(file)
     except OSError as error:
-        raise EtagError(f"{file} went away while its folder was read: {error.strerror}.") from error
+        raise EtagError(f"{file} disappeared while its folder was read: {error.strerror}.") from error
     return [file, found.st_size, found.st_mtime_ns]
 
 
 def image_files(paths: Iterable[str]) -> Iterator[str]:
-    """The image files that paths stand for: files as they are, folders with all below them, patterns."""
+    """The image files that paths stand for: files as they are, folders with everything below them, patterns."""
     for path in paths:
         if os.path.isdir(path):
             yield from list_images(Path(path))
@@ -74,4 +87,4 @@ def image_files(paths: Iterable[str]) -> Iterator[str]:
                 elif os.path.splitext(file)[1].lower() in ENDINGS:
                     yield file
         else:
-            raise EtagError(f"nothing matches '{path}'.")
+            raise EtagError(f"no file matches '{path}'.")

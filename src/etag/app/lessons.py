@@ -1,25 +1,50 @@
-"""`etag learn`: a folder of images becomes a lesson, with settings that follow from the images."""
+"""Lessons: new classes, more images of known ones, or a class to forget, on a model directory."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from rich.console import Console
+
 from etag.app import settings as automatic
-from etag.app.bundle import About, Bundle, Lesson, Name, learned_on
-from etag.app.folders import lesson_files, material
-from etag.app.learning import Material, Outcome, expected_seconds, learn
+from etag.app.folders import LessonImages, lesson_files, lesson_images
 from etag.core.errors import EtagError
+from etag.core.options import RuntimeOptions
+from etag.core.scenario import Task
+from etag.core.text import duration
 from etag.data.preprocess import Preprocess
 from etag.data.sources.folder import MEAN, STD
+from etag.engine.progress import ProgressBars
+from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import RunConfig, resolve
+from etag.experiments.estimate import seconds_of_task
+from etag.learner.calibration import Calibration
+from etag.learner.config import LearnerConfig, create_method
+from etag.learner.learner import Learner, LessonPlan, silent
+from etag.learner.model_directory import About, Lesson, ModelDirectory, Name
+from etag.learner.stopping import Stop
+from etag.methods.abilities import CanForget
+from etag.methods.base import AnyMethod
 from etag.methods.registry import METHODS
-from etag.report.formats import duration
 
 RECIPE = "learn"
-FAR_FEWER = 10  # times fewer images than the largest class has
-FIXED = ("method", "seed", "model", "data")  # what a bundle cannot change once it has begun
+FAR_FEWER = 10  # times fewer images than the largest class
+FIXED = ("method", "seed", "model", "data")  # settings that a model keeps from its first lesson
+
+
+@dataclass(frozen=True)
+class LessonResult:
+    """What is known after a lesson."""
+
+    per_class: dict[Name, float]  # accuracy of the lesson's classes on held-out images
+    calibration: Calibration
+    lesson: Lesson
+    about: About
 
 
 def learn_folder(
@@ -32,59 +57,74 @@ def learn_folder(
     say: Callable[[str], None],
     dry_run: bool = False,
     verbose: bool = True,
-) -> Outcome | None:
-    """Learn the classes in a folder; the bundle is made if it is not there. Nothing is learned in a dry run."""
-    bundle = Bundle(model)
-    with bundle.locked():
-        about = bundle.about() if bundle.exists() else None
+) -> LessonResult | None:
+    """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing."""
+    directory = ModelDirectory(model)
+    with directory.locked():
+        about = open_to_learn(directory) if directory.exists() else None
         if update and about is None:
-            raise EtagError(f"there is no bundle '{model}' yet to update: learn classes first.")
+            raise EtagError(f"there is no model '{model}' yet to update: learn classes first.")
         listing = lesson_files(folder, about.classes if about else (), update)
         files = [file for files in listing.values() for file in files]
         if about is None:
-            start = automatic.for_images(files, given.get("model.weights"))
-            about = begin(len(files), start | given, settings)
+            about, config = begin(
+                len(files), automatic.for_images(files, given.get("model.weights")) | given, settings
+            )
         else:
-            about = go_on(about, len(files), given, settings)
-        data = about.config.data
-        lesson = material(listing, about.preprocess.size, data.memory, data.workers, update)
-        _announce(bundle, about, lesson, say)
-        return None if dry_run else learn(bundle, about, lesson, verbose=verbose)
+            about, config = resume(about, len(files), given, settings)
+        images = lesson_images(listing, about.preprocess.size, config.data.memory, config.data.workers, update)
+        _announce(directory, about, config, images, say)
+        return None if dry_run else learn(directory, about, images, config.runtime, verbose=verbose)
 
 
-def begin(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> About:
-    """How a bundle begins, with so many images."""
-    config = _with_length(images, given, settings)
-    if METHODS[config.method.name].card.all_data:
+def open_to_learn(directory: ModelDirectory) -> About:
+    """What is known of a model that is about to learn more; raises an error if it cannot."""
+    if (directory.path / "config.yaml").is_file() and not (directory.path / "metrics.json").is_file():
+        raise EtagError(f"'{directory.path}' holds an unfinished run: finish it with `etag run` first.")
+    about = directory.about()
+    _check_method(about.learner_config())
+    if about.expected_classes is None:
+        return about
+    method, _ = directory.load_learner()
+    if method.skips_last_task:
         raise EtagError(
-            f"{config.method.name} needs all images of all lessons, and none are kept: choose another method."
+            f"'{directory.path}' cannot learn more: its run left the generator untrained after the last task."
         )
-    if config.method.head == "fixed":
-        raise EtagError("method.head=fixed needs to know how many classes will come: choose growing.")
-    size = config.data.size or automatic.SIDES[0]
+    return replace(about, expected_classes=None)
+
+
+def begin(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[About, RunConfig]:
+    """What a new model starts with, and the configuration of its first lesson of so many images."""
+    config = _with_length(images, given, settings)
+    _check_method(config)
     flip = True if config.data.flip is None else config.data.flip
-    return About(
-        config=config,
-        preprocess=Preprocess(MEAN, STD, size, flip, config.data.resized_crop),
-        channels=len(MEAN),
-        task_sizes=(),
-        classes=(),
-    )
+    size = config.data.size or automatic.SIDES[0]
+    preprocess = Preprocess(MEAN, STD, size, flip, config.data.resized_crop)
+    return About(LearnerConfig.from_plain(config.plain()).plain(), preprocess, channels=len(MEAN)), config
 
 
-def go_on(about: About, images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> About:
-    """The same configuration, but for how it trains now, with so many images."""
+def resume(about: About, images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[About, RunConfig]:
+    """The model's configuration with training options for a lesson of so many images."""
     asked = {*given, *map(_key, settings)}
     if fixed := sorted(key for key in asked if key.split(".")[0] in FIXED):
         raise EtagError(
-            f"a bundle keeps what it began with, so {', '.join(fixed)} cannot be set now: only train.* can."
+            f"{', '.join(fixed)} cannot be set now: a model keeps what it started with; only train.* can change."
         )
-    now = _with_length(images, {"method": about.config.method.name} | given, settings)
-    return replace(about, config=about.config.model_copy(update={"train": now.train}))
+    config = _with_length(images, {"method": about.method} | given, settings)
+    return replace(about, config=about.config | {"train": config.train.model_dump(mode="json")}), config
+
+
+def _check_method(config: LearnerConfig) -> None:
+    if METHODS[config.method.name].info.all_data:
+        raise EtagError(
+            f"{config.method.name} needs the images of all lessons, and none are stored: choose another method."
+        )
+    if config.method.head.growth == "fixed":
+        raise EtagError("method.head.growth=fixed needs to know how many classes will come: choose growing.")
 
 
 def _with_length(images: int, given: dict[str, Any], settings: Sequence[str]) -> RunConfig:
-    """The configuration, its length in proportion to the images unless the user says otherwise."""
+    """The configuration, with a length that follows from the number of images unless the user sets one."""
     plain = resolve(RECIPE, given, settings)
     if {*given, *map(_key, settings)} & {"train.steps", "train.epochs", "train.base"}:
         return plain
@@ -95,47 +135,150 @@ def _key(setting: str) -> str:
     return setting.partition("=")[0].strip()
 
 
-def _announce(bundle: Bundle, about: About, lesson: Material, say: Callable[[str], None]) -> None:
-    """What will be done, and how long it should take."""
-    known, config = len(about.classes), about.config
-    kind = "known classes" if lesson.update else f"new classes, beside {known} known ones" if known else "new classes"
+# -- one lesson ------------------------------------------------------------------------------------------------------
+
+
+def learn(
+    directory: ModelDirectory,
+    about: About,
+    images: LessonImages,
+    runtime: RuntimeOptions,
+    *,
+    verbose: bool = True,
+    stop: Stop | None = None,
+) -> LessonResult:
+    """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock.
+
+    An interrupted lesson is resumed if its images are the same.
+    """
+    found: list[LessonResult] = []
+    launch(runtime, _lesson, directory, about, images, runtime, verbose, stop, found)
+    return found[0]
+
+
+def _lesson(
+    runtime: Runtime,
+    directory: ModelDirectory,
+    about: About,
+    images: LessonImages,
+    options: RuntimeOptions,
+    verbose: bool,
+    stop: Stop | None,
+    found: list[LessonResult],
+) -> None:
+    console = Console(quiet=not (verbose and runtime.leader), highlight=False)
+    say, stop = partial(console.print, markup=False, soft_wrap=True), stop or Stop(runtime.highest)
+    method, task = _prepared(runtime, directory, about, images, say)
+    plan = LessonPlan(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
+    with ExitStack() as stack:
+        stack.enter_context(stop.on_signals(say))
+        bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
+        stack.callback(bars.close)
+        learner = Learner(method, runtime, directory, about, [bars], stop=stop, say=say)
+        evaluation = learner.learn(task, plan)
+    assert learner.calibration is not None
+    rows = {name: evaluation.confusion[learner.about.classes.index(name)] for name in images.names}
+    per_class = {name: row[learner.about.classes.index(name)] / max(1, sum(row)) for name, row in rows.items()}
+    found.append(LessonResult(per_class, learner.calibration, learner.about.history[-1], learner.about))
+
+
+def _prepared(
+    runtime: Runtime,
+    directory: ModelDirectory,
+    about: About,
+    images: LessonImages,
+    say: Callable[[str], None] = silent,
+) -> tuple[AnyMethod, Task]:
+    """The method as it is so far, and the lesson as its next task."""
+    config = about.learner_config()
+    if directory.exists():
+        method, _ = directory.load_learner(runtime.placement)
+        method.context = replace(method.context, train=config.train)
+    else:
+        method = create_method(config, runtime.placement, about.preprocess, channels=about.channels)
+        if loaded := method.load_weights():
+            say(str(loaded))
+    old, new = len(about.classes), 0 if images.update else len(images.names)
+    known = (*about.classes, *images.names)  # index() finds the first place of a class that is known already
+    places = torch.tensor([known.index(name) for name in images.names])
+    task = Task(
+        index=len(about.task_sizes),
+        old=old,
+        new=new,
+        train=images.train.relabeled(places[images.train.labels]),
+        test=images.held_out.relabeled(places[images.held_out.labels]),
+        base=about.task_sizes[0] if about.task_sizes else new,
+    )
+    if new:
+        method.check([*about.task_sizes, new])
+    return method, task
+
+
+def expected_seconds(directory: ModelDirectory, about: About, images: LessonImages, options: RuntimeOptions) -> float:
+    """How long a lesson will take, from a few steps that are really made."""
+    found: list[float] = []
+
+    def measure(runtime: Runtime) -> None:
+        method, task = _prepared(runtime, directory, about, images)
+        update = len(about.history) if images.update else None
+        found.append(seconds_of_task(runtime, method, task, update))
+
+    launch(options.model_copy(update={"devices": 1}), measure)
+    return found[0]
+
+
+def _announce(
+    directory: ModelDirectory, about: About, config: RunConfig, images: LessonImages, say: Callable[[str], None]
+) -> None:
+    """Print what will be done, and how long it should take."""
+    known, model = len(about.classes), about.learner_config().model
+    kind = "known classes" if images.update else f"new classes besides {known} known ones" if known else "new classes"
     training = config.train.for_task(len(about.task_sizes))
     length = f"{training.steps} steps" if training.steps else f"{training.epochs} epochs"
-    size = about.preprocess.size
+    size, width = about.preprocess.size, f" of width {model.width}" if model.width else ""
     say(
-        f"{len(lesson.names)} {kind}: {len(lesson.train)} images to learn from, "
-        f"{len(lesson.held_out)} held out; "
-        f"{size}x{size} pixels, {config.model.backbone} of width {config.model.width or 'as is usual'}, "
-        f"{config.method.name}, {length} of {training.batch_size} images."
+        f"{len(images.names)} {kind}: {len(images.train)} images to train on, {len(images.held_out)} held out; "
+        f"{size}x{size} pixels, {model.backbone}{width}, {about.method}, {length} of {training.batch_size} images."
     )
-    if rare := _rare(lesson):
+    if rare := _rare(images):
         say(f"rare classes are recognized less often; add images if you can: {', '.join(rare)}.")
-    say(f"this should take about {duration(expected_seconds(bundle, about, lesson))}.")
+    seconds = expected_seconds(directory, about, images, config.runtime)
+    say(f"this should take about {duration(seconds)}.")
 
 
-def _rare(lesson: Material) -> list[str]:
-    """Classes with far fewer images than the largest one, with their number."""
-    counts = lesson.train.labels.bincount(minlength=len(lesson.names)).tolist()
-    pairs = zip(lesson.names, counts, strict=True)
+def _rare(images: LessonImages) -> list[str]:
+    """Classes with far fewer images than the largest one, with their numbers."""
+    counts = images.train.labels.bincount(minlength=len(images.names)).tolist()
+    pairs = zip(images.names, counts, strict=True)
     return [f"{name} ({count} of {max(counts)})" for name, count in pairs if FAR_FEWER * count < max(counts)]
 
 
+# -- forgetting ------------------------------------------------------------------------------------------------------
+
+
 def forget_class(model: Path, name: Name) -> About:
-    """Take a class out of a bundle: its rows in head, auxiliaries and generator are removed, not just hidden."""
-    bundle = Bundle(model)
-    with bundle.locked():
-        method, about = bundle.learner()
+    """Remove a class from a model: its rows in head, auxiliaries and generator are deleted, not just hidden, and
+    older versions, which still know it, are deleted too."""
+    directory = ModelDirectory(model)
+    with directory.locked():
+        if directory.pinned_versions:
+            raise EtagError(
+                f"'{model}' holds the result of a run, which is never altered: learn the classes with `etag learn` "
+                "to have a model that can forget."
+            )
+        method, about = directory.load_learner()
         if name not in about.classes:
-            raise EtagError(f"'{model}' knows no class '{name}': known are {', '.join(map(str, about.classes))}.")
+            raise EtagError(f"'{model}' knows no class '{name}': it knows {', '.join(map(str, about.classes))}.")
         if len(about.classes) <= 2:
-            raise EtagError("two classes at least must be left to tell apart.")
+            raise EtagError("a model needs at least two classes.")
+        if not isinstance(method, CanForget):
+            raise EtagError(f"{about.method} cannot forget a class: `etag methods` lists the methods that can.")
         method.forget(about.classes.index(name))
-        lesson = Lesson((), 0, 0, None, 0.0, datetime.now(UTC).isoformat(timespec="seconds"), "forget")
+        lesson = Lesson("forget", (), 0, 0.0, 0.0, datetime.now(UTC).isoformat(timespec="seconds"))
         history = tuple(replace(past, classes=_without(past.classes, name)) for past in about.history)
         left = replace(about, classes=_without(about.classes, name), history=history)
-        about = learned_on(left, lesson, task_sizes=tuple(method.task_sizes))
-        bundle.write(method, about)
-        bundle.drop_versions()
+        about = left.with_lesson(lesson, task_sizes=tuple(method.task_sizes))
+        directory.save(method, about, keep=1)
         return about
 
 

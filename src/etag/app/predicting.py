@@ -1,4 +1,4 @@
-"""Recognizing images with a bundle."""
+"""Predicting the classes of images with a model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etag.app.bundle import About, Classifier, Name
 from etag.data.images import FileImages
+from etag.learner.model_directory import About, Name
+from etag.models.classifier import Classifier
 
 BATCH = 256
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an image shows, the likeliest first; or why it could not be read."""
+    """The classes of an image, the likeliest first; or why the image could not be read."""
 
     path: str
     classes: tuple[Name, ...] = ()
@@ -25,14 +26,15 @@ class Prediction:
 
 @torch.inference_mode()
 def probabilities(classifier: Classifier, about: About, pixels: Tensor) -> Tensor:
-    """Of uint8 images of the right size: one row an image, one column a class."""
-    device = classifier.temperature.device
-    rows = [classifier(about.preprocess.test(piece.to(device))).cpu() for piece in torch.split(pixels, BATCH)]
+    """Probabilities for uint8 images of the model's size: one row per image, one column per class."""
+    device = next(classifier.parameters()).device
+    pieces = torch.split(pixels, BATCH)
+    rows = [classifier(about.preprocess.test(piece.to(device))).exp().cpu() for piece in pieces]
     return torch.cat(rows) if rows else torch.empty(0, len(about.classes))
 
 
 def unlabeled_images(files: Sequence[str], about: About, workers: int) -> FileImages:
-    """Files as images of the size that the bundle takes."""
+    """Files as images of the model's size, without labels."""
     return FileImages(np.array(files), torch.zeros(len(files)).long(), about.preprocess.size, workers)
 
 
@@ -45,10 +47,9 @@ def predict_files(
     reject: bool = False,
     workers: int = 1,
 ) -> Iterator[Prediction]:
-    """An answer for every file, in their order; files are decoded ahead of what is computed.
+    """A prediction for every file, in their order; files are decoded ahead while others are computed.
 
-    With `reject`, an image whose likeliest class is less probable than the bundle's threshold shows none of them: its
-    answer has no class.
+    With `reject`, an image whose likeliest class is less probable than the model's threshold gets no class.
     """
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
@@ -57,13 +58,13 @@ def predict_files(
         reasons = iter(complaints)
         for row in batch.tolist():
             yield (
-                _answer(files[row], found[row], about, top, reject)
+                _prediction(files[row], found[row], about, top, reject)
                 if row in found
                 else _failed(next(reasons), files[row])
             )
 
 
-def _answer(path: str, likely: Tensor, about: About, top: int, reject: bool) -> Prediction:
+def _prediction(path: str, likely: Tensor, about: About, top: int, reject: bool) -> Prediction:
     best = likely.topk(min(top, len(likely)))
     if reject and best.values[0] < about.threshold:
         return Prediction(path)

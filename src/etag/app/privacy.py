@@ -1,17 +1,17 @@
-"""What a bundle stores of the images it learned from, said plainly."""
+"""What a model stores of the images it was trained on, in plain words."""
 
-from etag.app.bundle import Bundle
+from etag.core.text import data_size
+from etag.learner.model_directory import ModelDirectory
 from etag.methods.registry import METHODS
-from etag.report.formats import data_size
 
 
-def statement(bundle: Bundle) -> str:
-    """For people."""
-    about, sizes = bundle.about(), bundle.sizes()
-    card = METHODS[about.config.method.name].card
-    images = "images are stored (exemplars)" if card.exemplars else "no image is stored, and no feature of one"
+def statement(directory: ModelDirectory) -> str:
+    """A paragraph for people."""
+    about, sizes = directory.about(), directory.sizes()
+    info = METHODS[about.method].info
+    images = "images are stored (exemplars)" if info.exemplars else "no image is stored, and no feature of one"
     return (
-        f"privacy: {images}. Stored are {data_size(sum(sizes.values()))}: {card.stores}; and the names of the "
-        "classes. This is no guarantee: from weights and generators something of the images may be reconstructed, "
-        "or it be found out whether an image was among them."
+        f"privacy: {images}. {data_size(sum(sizes.values()))} are stored: {info.stores}; and class names. "
+        "This is no guarantee: it may be possible to reconstruct something of the images from weights and "
+        "generators, or to find out whether an image was among them."
     )

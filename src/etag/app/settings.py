@@ -1,4 +1,4 @@
-"""Settings that follow from the images, for those who name none."""
+"""Settings that follow from the images, where the user sets none."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 from etag.data.decode import UnreadableImage, image_size
 from etag.data.images import unreadable_error
 
-LOOKED_AT = 200  # files whose size is looked at
+INSPECTED = 200  # files whose size is read
 SIDES = (
     32,
     64,
@@ -18,22 +18,22 @@ SIDES = (
 
 
 def for_images(files: Sequence[str], weights: str | None = None) -> dict[str, Any]:
-    """How to begin: the side of the images and the network's width."""
+    """What a model starts with: the side of the images and the width of the network."""
     strong = torch.cuda.is_available()
     side = _side(files, large=strong or weights is not None)
     return {"data.size": side, "model.width": None if strong or weights is not None else 16}
 
 
 def for_lesson(images: int, batch_size: int) -> dict[str, Any]:
-    """How long to learn, by the number of training images."""
+    """How long to train, by the number of training images."""
     epoch = max(1, images // batch_size)
     return {"train.steps": max(600, 6 * epoch), "train.base.steps": max(1000, 10 * epoch)}
 
 
 def _side(files: Sequence[str], large: bool) -> int:
-    """The largest usual side that is no larger than the images are, in the median."""
+    """The largest common side that does not exceed the median side of the images."""
     sizes, unreadable = [], []
-    for file in files[:: max(1, len(files) // LOOKED_AT)]:
+    for file in files[:: max(1, len(files) // INSPECTED)]:
         try:
             sizes.append(min(image_size(file)))
         except UnreadableImage as reason:

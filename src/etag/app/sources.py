@@ -1,4 +1,4 @@
-"""A data source's images as plain folders, for those who have none of their own yet."""
+"""The images of a data source as plain folders, for users who have none of their own yet."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from etag.data.source import SOURCES, DataOptions
 def source_folders(
     name: str, out: Path, classes: str | None = None, per_class: int | None = None, part: str = "train"
 ) -> tuple[int, int]:
-    """Write them; how many images of how many classes."""
+    """Write them; returns the numbers of images and of classes."""
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise EtagError(f"'{out}' exists already: choose another folder.")
     dataset = SOURCES[name].open(DataOptions(name=name))
@@ -24,7 +24,7 @@ def source_folders(
 
 
 def chosen_classes(text: str, known: Sequence[str]) -> dict[int, str]:
-    """The classes that are named, or numbered, in a list with commas; a-b stands for all from a to b."""
+    """The classes in a comma-separated list of names or numbers; a-b stands for all from a to b."""
     found: dict[int, str] = {}
     for word in map(str.strip, text.split(",")):
         first, dash, last = word.partition("-")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from etag.cli import bundles, grids
+from etag.cli import grids, models
 
 app = typer.Typer(
     add_completion=False,
@@ -15,9 +15,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Class-incremental image learning that keeps no old data.",
 )
-app.add_typer(bundles.app)
+app.add_typer(models.app)
 app.add_typer(grids.app)
-app.add_typer(bundles.models, name="models")
+app.add_typer(models.models, name="models")
 
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", metavar="FILE", help="A Python file of your own methods or the like.")
@@ -106,29 +106,43 @@ def methods(as_json: AsJson = False, plugin: Plugins = None) -> None:
 
     plugins.load(plugin or [])
     if as_json:
-        options = {name: METHODS[name].Options for name in METHODS}
-        cards = [{"name": name} | asdict(METHODS[name].card) for name in METHODS]
-        _show([card | _schema(options[card["name"]]) for card in cards], (), as_json)
+        rows = [
+            {"name": name} | asdict(METHODS[name].info) | _abilities(METHODS[name]) | _schema(METHODS[name].Options)
+            for name in METHODS
+        ]
+        _show(rows, (), as_json)
         return
-    embedded = [name for name in METHODS if METHODS[name].embeds]
+    embedded = [name for name in METHODS if METHODS[name].is_embedded]
     for name in METHODS:
         if name not in embedded:
-            typer.echo(_card(name, METHODS[name].card))
+            typer.echo(_describe(name, METHODS[name]))
     typer.echo(f"with embedding distillation added, and auxiliary classifiers stored: {', '.join(embedded)}")
 
 
 def _schema(options: Any) -> dict[str, Any]:
-    """Every option with its description and default; a variant's own defaults are its preset."""
+    """Every option with its description and default; the defaults that a variant changes are its preset."""
     return {"options": options.model_json_schema(), "preset": options.preset}
 
 
-def _card(name: str, card: Any) -> str:
-    images = "all images" if card.all_data else "exemplars" if card.exemplars else "no images"
+def _abilities(method: Any) -> dict[str, bool]:
+    """What only some methods can do."""
+    return {
+        "updates": hasattr(method, "update"),
+        "forgets": hasattr(method, "forget"),
+        "domains": method.learns_domains,
+    }
+
+
+def _describe(name: str, method: Any) -> str:
+    info, abilities = method.info, [key for key, can in _abilities(method).items() if can]
+    images = "all images" if info.all_data else "exemplars" if info.exemplars else "no images"
     lines = [
-        f"{name:8} {card.summary}",
-        f"keeps {images}; stores {card.stores}",
-        f"head: {card.head}; generator: {card.generator or 'none'}; source: {card.source}",
+        f"{name:8} {info.summary}",
+        f"stores {images}: {info.stores}",
+        f"head: {info.head}; generator: {info.generator or 'none'}; source: {info.source}",
     ]
+    if abilities:
+        lines.append(f"also: {', '.join(abilities)}")
     return "\n         ".join(lines)
 
 

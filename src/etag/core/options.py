@@ -142,7 +142,6 @@ class RuntimeOptions(Options):
     checkpoint_steps: PositiveInt | None = Field(
         None, description="also after so many steps of a phase, or the next multiple of ten"
     )
-    embed_tasks: bool = Field(
-        False, description="after each task also draw the features of three classes of each task so far (t-SNE)"
+    callbacks: tuple[str, ...] = Field(
+        (), description="callbacks by name: tensorboard (the extra `tensorboard`), or those of a plug-in"
     )
-    tensorboard: bool = Field(False, description="also log for TensorBoard (the extra `tensorboard`)")

@@ -1,4 +1,4 @@
-"""What the engine can do for a method: train a Phase, run a Sweep."""
+"""The units of work that a method plans and the engine carries out: phases to train, passes over data."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from etag.core.evaluation import Evaluation
 from etag.core.options import TrainOptions
 from etag.core.outputs import Need, Outputs, Views
 from etag.core.random import Draws
+from etag.core.scenario import Task
 
 
 class Batch:
-    """One step's input on one process: its rows of the global batch, and that step's random draws.
+    """The input of one step in one process: its rows of the global batch, and the random draws of the step.
 
     Not a dataclass: Fabric copies dataclasses field by field on their way into a module.
     """
@@ -28,59 +30,59 @@ class Batch:
 
 
 class Batches(Protocol):
-    """A source of batches that can be entered at any epoch and gives the same batches each time."""
+    """A source of batches that can start at any epoch and always yields the same batches for it."""
 
     def __len__(self) -> int:
         """Steps per epoch."""
 
     def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, from the one numbered `start` on."""
+        """The batches of one epoch, starting with batch number `start`."""
 
 
-Terms = dict[str, Tensor]  # named, weighted; their sum is the loss
+Terms = dict[str, Tensor]  # named and weighted; their sum is the loss
 
 
 @dataclass(frozen=True)
 class Step:
-    """All that a term may look at."""
+    """Everything a loss term may use: the batch, its views, and the outputs of student and teacher."""
 
     batch: Batch
-    shown: Views
+    views: Views
     student: Outputs
     teacher: Outputs
 
 
 @dataclass(frozen=True)
 class Term:
-    """One loss term; `compute` is pure maths on what the two networks said."""
+    """One loss term: a pure function of a step, its weight, and what it needs from student and teacher."""
 
     name: str
     compute: Callable[[Step], Tensor]
     weight: float = 1.0
     student: Need = Need.NOTHING
     teacher: Need = Need.NOTHING
-    second_order: bool = False  # it differentiates a gradient
+    second_order: bool = False  # whether it differentiates a gradient
 
 
 class OptimizerState(nn.Module):
-    """What an optimizer remembers of each parameter, kept from one phase to the next like anything else that is kept.
+    """The state of an optimizer, stored from one phase to the next.
 
-    Parameters are known by the names they have in the phase's module. One that has grown since keeps what is
-    remembered of its old rows.
+    Parameters are identified by their names in the phase's module. A parameter that has gained rows since then keeps
+    the state of its old rows; new rows start at zero.
     """
 
     def of(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """What is remembered of a parameter; nothing of a new one."""
-        prefix, found = _buffer_name(name, ""), {}
+        """The stored state of a parameter by key; empty for a new parameter."""
+        prefix, state = _buffer_name(name, ""), {}
         for key, value in self.named_buffers():
             if key.startswith(prefix):
                 added = len(parameter) - len(value) if value.ndim else 0
                 grown = torch.cat([value, value.new_zeros(added, *value.shape[1:])]) if added else value
-                found[key.removeprefix(prefix)] = grown
-        return found
+                state[key.removeprefix(prefix)] = grown
+        return state
 
     def note(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Remember this of a parameter."""
+        """Store a copy of the state of a parameter."""
         for key, value in state.items():
             self.register_buffer(_buffer_name(name, key), value.detach().clone())
 
@@ -92,31 +94,29 @@ class OptimizerState(nn.Module):
 
 
 def _buffer_name(parameter: str, key: str) -> str:
-    """Dots are for modules only."""
+    """A valid buffer name: dots are reserved for submodules."""
     return f"{parameter}:{key}".replace(".", "/")
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that are stepped together. A GAN phase has two; most phases have one."""
+    """Parameters that one optimizer updates. A GAN phase has two groups; most phases have one."""
 
     parameters: list[nn.Parameter]
-    name: str = ""  # passed to the module as `player` when the phase has several
-    every: int = 1  # steps from one turn to the next
+    name: str = ""  # passed to the module as `group` when the phase has several
+    every: int = 1  # the group is updated at every so many-th step
     training: TrainOptions | None = None  # where it differs from the phase's
-    optimizer_state: OptimizerState | None = (
-        None  # what its optimizer begins with and leaves behind; None begins anew
-    )
+    optimizer_state: OptimizerState | None = None  # read at the start, updated at the end; None starts afresh
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Something to train: one module whose forward(batch) returns the named terms.
+    """Something to train: one module whose forward(batch) returns the named, weighted loss terms.
 
     Everything that enters the loss is computed in that forward, so DDP and autocast see all of it. Parameters of
-    the module that belong to no player are frozen while the phase runs. Building a phase draws nothing,
-    changes nothing and copies nothing that an earlier phase trains: on resume, finished phases are built again and
-    skipped, and what they trained is brought back only when the next one runs.
+    the module that belong to no group are frozen while the phase runs. Building a phase draws no random numbers,
+    changes nothing, and copies nothing that an earlier phase trains: on resume, finished phases are built again and
+    skipped, and what they trained is restored only when the next one runs.
     """
 
     name: str
@@ -124,9 +124,9 @@ class Phase:
     batches: Batches
     groups: tuple[ParameterGroup, ...]
     training: TrainOptions
-    batch_norm: Literal["train", "frozen"] = "train"  # whether statistics follow the data
-    validation: Batches | None = None  # watched by the plateau schedule
-    static: tuple[nn.Module, ...] = ()  # parts that never change their structure: torch.compile may have them
+    batch_norm: Literal["train", "frozen"] = "train"  # whether BatchNorm statistics follow the data
+    validation: Batches | None = None  # for the plateau schedule
+    static: tuple[nn.Module, ...] = ()  # parts whose structure never changes: torch.compile may compile them
 
     @property
     def steps(self) -> int:
@@ -136,9 +136,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class DataPass:
-    """A deterministic pass without an optimizer step; its result is gathered over all processes.
+    """A deterministic pass over data without an optimizer step; its result is gathered over all processes.
 
-    The module, in evaluation mode, maps a batch to named tensors. `concat` keeps their rows in the order of the
+    The module, in evaluation mode, maps a batch to named tensors. `concat` joins their rows in the order of the
     data; `sum` adds them up.
     """
 
@@ -150,47 +150,58 @@ class DataPass:
     gradients: bool = False
 
 
-# A method yields its work piece by piece and is sent each sweep's result.
+# A method yields its work piece by piece and is sent the result of each data pass.
 Plan = Generator[Phase | DataPass, Any, None]
 
 
 class Checkpointer(Protocol):
-    """Remembers the work of a task while it is done, piece by piece, so that a run that was cut can go on.
+    """Saves the progress of one task, so that an interrupted run can be resumed.
 
-    Pieces are counted in the order in which the method yields them.
+    Phases and passes are numbered in the order in which the method yields them.
     """
 
     def done(self, number: int) -> bool:
-        """Whether a piece was finished before the run was cut; when the last such piece is asked for, everything the
-        method keeps is brought to where it was then."""
+        """Whether a phase or pass was finished before the interruption. Asking for the last finished one restores
+        everything the method stores to its state at that point."""
 
     def result(self, number: int) -> dict[str, Tensor]:
-        """What a finished sweep found; nothing for a phase."""
+        """The result of a finished pass; empty for a phase."""
 
     def resume(self) -> dict[str, Tensor]:
-        """The state of a phase that was cut, all that the method keeps being brought to it; empty if it was not."""
+        """The training state of the interrupted phase, after restoring the method to it; empty if there is none."""
 
     def due(self, step: int) -> bool:
-        """Whether it is time to save, so many steps into a phase. All processes get the same answer."""
+        """Whether it is time to save after so many steps of a phase. All processes get the same answer."""
 
     def save(self, name: str, state: dict[str, Tensor]) -> None:
-        """A phase has come so far; may not return, if the run is to be interrupted."""
+        """Save the training state of a phase; raises `Interrupted` if the run was asked to stop."""
 
     def finish(self, name: str, result: dict[str, Tensor]) -> None:
-        """A piece is finished."""
+        """Record that a phase or pass is finished; raises `Interrupted` if the run was asked to stop."""
 
 
-class Callback(Protocol):
-    """Hears what goes on: progress bars and logs."""
+class Callback:
+    """Receives what happens during learning: override the methods you need. Called in the first process only."""
 
-    def on_task_begin(self, index: int) -> None:
-        """What follows belongs to this task."""
+    def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:
+        """A task begins; `task.train` holds the images it trains on. Where it is resumed, `done` has the number of
+        steps of each phase that are saved already (None: all of them)."""
 
     def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:
-        """A phase or sweep begins."""
+        """A phase or data pass begins."""
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
-        """Some steps were made: `terms` are those of the last one, `rows` the images since the last call."""
+        """Some steps were made: `terms` are the loss terms of the last one (empty in a data pass), `rows` counts the
+        images since the previous call."""
 
     def on_phase_end(self, name: str, seconds: float) -> None:
-        """It ended."""
+        """A phase or data pass ended."""
+
+    def on_evaluation(self, task: Task, evaluation: Evaluation) -> None:
+        """The classifier was evaluated after a task."""
+
+    def on_task_end(self, task: Task) -> None:
+        """A task ended and its result is saved."""
+
+    def close(self) -> None:
+        """Nothing follows; also called after an error or an interruption."""

@@ -1,7 +1,7 @@
-"""The engine: does the work that methods yield. What it means is the methods' business."""
+"""The engine carries out the work that methods plan. It knows nothing about methods or data."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
@@ -15,15 +15,25 @@ from etag.engine.training import LOG_EVERY, Training
 
 
 class Engine:
-    """Trains phases and runs sweeps, on whatever the runtime offers, and tells the listeners."""
+    """Trains phases and runs data passes on the devices of a runtime, and reports to callbacks.
 
-    def __init__(self, runtime: Runtime, callbacks: Sequence[Callback] = ()) -> None:
+    `check` is called regularly during data passes, in every process at the same place; it may raise an exception to
+    interrupt the work. (During phases the checkpointer is asked.)
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        callbacks: Sequence[Callback] = (),
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.runtime = runtime
-        self._listeners = callbacks if runtime.leader else ()
+        self._callbacks = callbacks if runtime.leader else ()
+        self._check = check
 
     def execute(self, plan: Plan, checkpointer: Checkpointer | None = None) -> None:
-        """Do all of a method's work for a task, sending each sweep's result back to it. What the journal knows to be
-        done is not done again."""
+        """Carry out a plan and send the result of each data pass back to it; what the checkpointer has as finished is
+        skipped."""
         result: dict[str, Tensor] | None = None
         for number in count():
             try:
@@ -43,7 +53,7 @@ class Engine:
 
     def train(self, phase: Phase, checkpointer: Checkpointer | None = None) -> None:
         """Train a phase to its end."""
-        training = Training(phase, self.runtime, self._listeners)
+        training = Training(phase, self.runtime, self._callbacks)
         try:
             with self._reported(phase.name, phase.steps, training.epochs):
                 training.run(checkpointer)
@@ -52,24 +62,24 @@ class Engine:
                 raise
             size = phase.training.batch_size
             raise EtagError(
-                f"there is not enough memory for phase '{phase.name}' with batches of {size}: try a batch_size of "
+                f"there is not enough memory for phase '{phase.name}' with a batch size of {size}: set batch_size to "
                 f"{max(1, size // 2)}."
             ) from error
 
     def run_pass(self, data_pass: DataPass) -> dict[str, Tensor]:
-        """Run a pass and put together what all processes found."""
+        """Run a data pass; returns the result over all processes."""
         data_pass.module.eval()
         steps = data_pass.epochs * len(data_pass.batches)
         with self._reported(data_pass.name, steps, data_pass.epochs), torch.set_grad_enabled(data_pass.gradients):
             if data_pass.reduce == "concat":
-                found = self.runtime.gather_rows(list(self._visits(data_pass, steps)))
+                found = self.runtime.gather_rows(list(self._results(data_pass, steps)))
                 return {name: torch.cat([entry[name] for entry in found]) for name in found[0]}
             total: dict[str, Tensor] = {}
-            for entry in self._visits(data_pass, steps):
+            for entry in self._results(data_pass, steps):
                 total = {name: value + total[name] if total else value for name, value in entry.items()}
             return {name: self.runtime.sum(value) for name, value in total.items()}
 
-    def _visits(self, data_pass: DataPass, steps: int) -> Iterator[dict[str, Tensor]]:
+    def _results(self, data_pass: DataPass, steps: int) -> Iterator[dict[str, Tensor]]:
         done = rows = 0
         for epoch in range(data_pass.epochs):
             for batch in data_pass.batches.epoch(epoch):
@@ -78,15 +88,16 @@ class Engine:
                 yield found
                 done, rows = done + 1, rows + batch.total
                 if done % LOG_EVERY == 0 or done == steps:
-                    for callback in self._listeners:
+                    self._check()
+                    for callback in self._callbacks:
                         callback.on_step(done, epoch, 0.0, {}, rows)
                     rows = 0
 
     @contextmanager
     def _reported(self, name: str, steps: int, epochs: int) -> Iterator[None]:
-        for callback in self._listeners:
+        for callback in self._callbacks:
             callback.on_phase_begin(name, steps, epochs)
         start = time.perf_counter()
         yield
-        for callback in self._listeners:
+        for callback in self._callbacks:
             callback.on_phase_end(name, time.perf_counter() - start)

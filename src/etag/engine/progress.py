@@ -1,20 +1,23 @@
-"""What a person sees while a run goes on, and the log of its steps."""
+"""Callbacks of the project: progress bars, the log of steps, TensorBoard."""
 
 import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from etag.core.errors import EtagError
-from etag.core.files import disk_full_error
+from etag.core.evaluation import Evaluation
+from etag.core.files import disk_full_error, write_atomically
+from etag.core.scenario import Task
+from etag.core.work import Callback
 
 
 class _Speed:
-    """Images a second since the last look."""
+    """Images per second since the previous call."""
 
     def __init__(self) -> None:
         self.restart()
@@ -28,25 +31,28 @@ class _Speed:
         return speed
 
 
-class StepLog:
-    """One JSON object a line: where the run was, its loss terms, its speed."""
+class StepLog(Callback):
+    """Writes one JSON object per line: task, phase, step, loss terms and speed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: TextIO = path.open("a", buffering=1)  # a line at a time: a cut run shall know of all of them
+        self._file: TextIO = path.open("a", buffering=1)  # line by line: an interrupted run must find all of them
         self._task, self._phase, self._speed = 0, "", _Speed()
 
-    def on_task_begin(self, index: int) -> None:
-        """The next steps belong to this task."""
-        self._task = index
+    def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:
+        """Note the task, and drop the lines of steps that will be made again."""
+        self._task = task.index
+        self._file.close()
+        _cut(self._path, task.index, done)
+        self._file = self._path.open("a", buffering=1)
 
     def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
-        """A phase or sweep begins."""
+        """Note the phase."""
         self._phase = name
         self._speed.restart()
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
-        """Write a line, for phases only: sweeps have no loss."""
+        """Write a line; data passes have no loss and are not logged."""
         speed = self._speed.of(rows)
         if terms:
             line = {"task": self._task, "phase": self._phase, "step": step, "epoch": epoch, "lr": lr}
@@ -54,39 +60,54 @@ class StepLog:
             with disk_full_error(self._path):
                 self._file.write(json.dumps(line) + "\n")
 
-    def on_phase_end(self, name: str, seconds: float) -> None:
-        """Every line is there already."""
-
     def close(self) -> None:
-        """After the last task."""
+        """Close the file."""
         with disk_full_error(self._path):
             self._file.close()
 
 
-class TensorBoardLog:
-    """The loss terms, learning rate and speed as TensorBoard shows them; steps count on over tasks."""
+def _cut(path: Path, task: int, done: Mapping[str, int | None]) -> None:
+    """Drop the lines of a step log that do not belong to earlier tasks or to the steps that are done."""
+
+    def stays(line: dict[str, Any]) -> bool:
+        if line["task"] != task or line["phase"] not in done:
+            return bool(line["task"] < task)
+        last = done[line["phase"]]
+        return last is None or line["step"] <= last
+
+    try:
+        complete = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        write_atomically(path, "".join(line for line in complete if stays(json.loads(line))))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EtagError(f"the log '{path}' is damaged ({error}): start again with --restart.") from error
+
+
+class TensorBoardLog(Callback):
+    """Logs loss terms, learning rate and speed per step, and accuracies per task; steps count on over tasks."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise EtagError("runtime.tensorboard needs the package tensorboard: pip install tensorboard.") from error
+            raise EtagError(
+                "the callback tensorboard needs the package tensorboard: pip install tensorboard."
+            ) from error
         self._writer = SummaryWriter(str(folder))
         self._phase, self._speed = "", _Speed()
-        self._before: dict[str, int] = {}  # steps of this phase in earlier tasks
+        self._before: dict[str, int] = {}  # steps of each phase in earlier tasks
         self._last: dict[str, int] = {}
 
-    def on_task_begin(self, index: int) -> None:  # noqa: ARG002
-        """Count on where the last task ended."""
+    def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:  # noqa: ARG002
+        """Continue the step count of the previous task."""
         self._before = dict(self._last)
 
     def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
-        """A phase or sweep begins."""
+        """Note the phase."""
         self._phase = name
         self._speed.restart()
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
-        """Write the values of a phase; sweeps have none."""
+        """Log the values of a phase; data passes have none."""
         speed = self._speed.of(rows)
         if not terms:
             return
@@ -95,18 +116,26 @@ class TensorBoardLog:
             self._writer.add_scalar(f"{self._phase}/{name}", value, at)
 
     def on_phase_end(self, name: str, seconds: float) -> None:  # noqa: ARG002
-        """Let readers see all of the phase."""
+        """Flush, so that readers see the whole phase."""
+        self._writer.flush()
+
+    def on_evaluation(self, task: Task, evaluation: Evaluation) -> None:
+        """Log the accuracy over all evaluated images, and on each evaluated task."""
+        self._writer.add_scalar("accuracy/all classes", evaluation.accuracy, task.index + 1)
+        first = task.index + 1 - len(evaluation.accuracies)
+        for number, accuracy in enumerate(evaluation.accuracies, start=first + 1):
+            self._writer.add_scalar(f"accuracy/task {number}", accuracy, task.index + 1)
         self._writer.flush()
 
     def close(self) -> None:
-        """After the last task."""
+        """Close the writer."""
         self._writer.close()
 
 
-class ProgressBars:
-    """Two live lines: the run with the time left, the phase with speed and loss terms. Nothing off a terminal.
+class ProgressBars(Callback):
+    """Two live lines on a terminal: the whole work with the time left, the phase with speed and loss terms.
 
-    The time left is guessed from the tasks' sizes: `images` counts each task's training images.
+    The time left is estimated from the numbers of training images of all tasks.
     """
 
     def __init__(self, console: Console, title: str, images: Sequence[int]) -> None:
@@ -121,24 +150,24 @@ class ProgressBars:
         self._title = title
         self._run: TaskID = self._bars.add_task(title, total=sum(images), note="")
         self._phase: TaskID = self._bars.add_task("", total=1, note="")
-        self._task, self._phases = 0, 0  # the latter: begun in this task
+        self._task, self._phases = 0, 0  # number of the task, phases begun in it
         self._steps, self._epochs = 1, 1
         self._began = self._task_began = time.perf_counter()
         self._speed = _Speed()
-        self._per_image: float | None = None  # seconds, from the last task that was finished
+        self._per_image: float | None = None  # seconds, from the last finished task
         self._bars.start()
 
-    def on_task_begin(self, index: int) -> None:
-        """A new task; the one before it is done."""
-        now = time.perf_counter()
-        if self._phases:  # not the first one that is seen
+    def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:  # noqa: ARG002
+        """Move the first bar to the new task."""
+        now, index = time.perf_counter(), min(task.index, len(self._images) - 1)
+        if self._phases:  # not the first task that is seen
             self._per_image = (now - self._task_began) / self._images[index - 1]
         self._task, self._phases, self._task_began = index, 0, now
-        name = f"{self._title}  task {index + 1}/{len(self._images)}"
+        name = self._title if len(self._images) == 1 else f"{self._title}  task {index + 1}/{len(self._images)}"
         self._bars.update(self._run, completed=sum(self._images[:index]), description=name)
 
     def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:
-        """A phase or sweep begins."""
+        """Restart the second bar."""
         self._phases, self._steps, self._epochs = self._phases + 1, steps, epochs
         self._began = time.perf_counter()
         self._speed.restart()
@@ -147,10 +176,10 @@ class ProgressBars:
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
         """Move the bars."""
         now, speed = time.perf_counter(), self._speed.of(rows)
-        said = "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
-        note = f"epoch {epoch + 1}/{self._epochs}  {speed:,.0f} images/s  {said}"
+        losses = "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
+        note = f"epoch {epoch + 1}/{self._epochs}  {speed:,.0f} images/s  {losses}"
         self._bars.update(self._phase, completed=step, note=note)
-        # the first phase of a task, the solver's, is nearly all of it
+        # the first phase of a task, the solver's, takes nearly all of its time
         part = step / self._steps if self._phases == 1 else 1.0
         done = sum(self._images[: self._task]) + part * self._images[self._task]
         self._bars.update(self._run, completed=done, note=f"about {_clock(self._time_left(now, step))} left")
@@ -161,17 +190,15 @@ class ProgressBars:
         per_image = self._per_image or so_far / self._images[self._task]
         return phase + per_image * sum(self._images[self._task + 1 :])
 
-    def on_phase_end(self, name: str, seconds: float) -> None:
-        """The phase is over."""
-
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         self._bars.remove_task(self._phase)
         self._bars.remove_task(self._run)
         self._bars.stop()
 
 
 def _clock(seconds: float) -> str:
+    """A time as it counts down: minutes and seconds, with hours where there are any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -15,23 +15,23 @@ from etag.core.random import Placement
 
 
 class Runtime:
-    """One process's view of the machine. Everything that differs between one CPU and many GPUs is in here."""
+    """The devices of one process. Everything that differs between one CPU and many GPUs is here."""
 
     def __init__(self, fabric: Fabric, options: RuntimeOptions | None = None) -> None:
         self.fabric, self.options = fabric, options or RuntimeOptions()
 
     @property
     def placement(self) -> Placement:
-        """Device and share of this process."""
+        """The device of this process, and its share of every batch."""
         return Placement(self.fabric.device, self.fabric.global_rank, self.fabric.world_size)
 
     @property
     def leader(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this process writes files and prints."""
         return bool(self.fabric.is_global_zero)
 
     def gather_rows(self, rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Every process's list of results, put together entry by entry in the order of processes."""
+        """The results of all processes, joined entry by entry in the order of the processes."""
         if self.fabric.world_size == 1:
             return rows
         everyone: list[Any] = [None] * self.fabric.world_size
@@ -50,7 +50,7 @@ class Runtime:
         return total
 
     def highest(self, value: int) -> int:
-        """The highest that any process says."""
+        """The highest value of any process."""
         if self.fabric.world_size == 1:
             return value
         found = torch.tensor(value, device=self.fabric.device)
@@ -60,10 +60,10 @@ class Runtime:
 
 @contextmanager
 def compiled(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Within, these run as torch.compile makes them. What it made for one is used for all of the same structure, so
-    networks of later tasks are not compiled again, as long as nothing in these parts grows."""
+    """Within, these modules are compiled by torch.compile. Modules of the same structure share compiled code, so
+    networks of later tasks are not compiled again as long as these parts do not grow."""
     if parts:
-        # each stage in each mode is a program of its own
+        # each stage in each mode is compiled separately
         torch._dynamo.config.recompile_limit = max(256, torch._dynamo.config.recompile_limit)
     for part in parts:
         part.compile()
@@ -75,20 +75,20 @@ def compiled(parts: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def is_follower() -> bool:
-    """Whether this process was started beside a leader (by Fabric or torchrun) and shall not talk or write."""
+    """Whether this process was started beside a leader (by Fabric or torchrun) and must not print or write."""
     return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
 def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strategy: str = "auto") -> None:
     """Run `work(runtime, *args)` in as many processes as there are devices.
 
-    Nothing is returned: Fabric's spawning launcher waits for ever for a result that does not fit into a pipe. What
-    processes find out goes into files, written by the leader.
+    Nothing is returned: Fabric's spawning launcher waits forever for a result that does not fit into a pipe. The
+    leader writes results to files.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.accelerator == "cuda" and not torch.cuda.is_available():
-        raise EtagError("runtime.accelerator=cuda was asked for, but PyTorch finds no CUDA device here.")
+        raise EtagError("runtime.accelerator=cuda is set, but PyTorch finds no CUDA device: choose auto or cpu.")
     devices, nodes = _processes(options)
     if devices * nodes > 1 and strategy == "auto":
         strategy = "ddp"
@@ -103,7 +103,7 @@ def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strat
 
 
 def _processes(options: RuntimeOptions) -> tuple[int, int]:
-    """On each machine, and machines: as asked for, unless torchrun has started them already."""
+    """Processes per machine, and machines: as set, unless torchrun has started them already."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return options.devices, options.num_nodes
     local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
@@ -111,11 +111,11 @@ def _processes(options: RuntimeOptions) -> tuple[int, int]:
 
 
 class _Entry:
-    """What each process calls; a class, so that it can be sent to spawned ones."""
+    """What each process calls; a class, so that it can be sent to spawned processes."""
 
     def __init__(self, work: Callable[..., None], options: RuntimeOptions, args: tuple[Any, ...]) -> None:
         self._work, self._options, self._args = work, options, args
 
     def __call__(self, fabric: Fabric) -> None:
         self._work(Runtime(fabric, self._options), *self._args)
-        fabric.barrier()  # nobody leaves before the leader has written
+        fabric.barrier()  # nobody exits before the leader has written

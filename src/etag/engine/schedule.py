@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step, but for the plateau, which must watch."""
+"""Learning-rate schedules: pure functions of the step, except the plateau, which observes the loss."""
 
 import math
 from dataclasses import dataclass, field
@@ -36,20 +36,20 @@ def _one_cycle(step: int, steps: int, warmup: float) -> float:
 
 @dataclass
 class Plateau:
-    """Decay when the watched loss stops falling, go back to the best weights, stop at the smallest rate."""
+    """Decays the rate when the loss stops falling, returns to the best weights, and ends at the smallest rate."""
 
     training: TrainOptions
     module: nn.Module
     factor: float = 1.0
     best: float = math.inf
     waited: int = 0
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
 
     def watch(self, loss: float) -> bool:
-        """Take note of an epoch's loss; False when training should end."""
+        """Record the loss of an epoch; returns False when training should end."""
         if loss < self.best:
             self.best, self.waited = loss, 0
-            self.kept = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+            self.best_weights = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
             return True
         self.waited += 1
         if self.waited < self.training.patience:
@@ -59,22 +59,22 @@ class Plateau:
         return self.factor * self.training.lr >= self.training.min_lr
 
     def state(self) -> dict[str, Tensor]:
-        """All of it, as tensors."""
+        """The whole state as tensors."""
         numbers = {"factor": self.factor, "best": self.best, "waited": self.waited}
-        kept = {f"kept.{name}": value for name, value in self.kept.items()}
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()} | kept
+        best = {f"best.{name}": value for name, value in self.best_weights.items()}
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()} | best
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """The other way."""
+        """Restore the state."""
         self.factor, self.best, self.waited = (float(state[name]) for name in ("factor", "best", "waited"))  # type: ignore[assignment]
-        self.kept = {name: value.clone() for name, value in below(state, "kept.").items()}
+        self.best_weights = {name: value.clone() for name, value in below(state, "best.").items()}
 
     def restore(self) -> None:
-        """Back to the best weights."""
-        if self.kept:
-            self.module.load_state_dict(self.kept)
+        """Load the best weights."""
+        if self.best_weights:
+            self.module.load_state_dict(self.best_weights)
 
 
 def below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, named by the rest."""
+    """The tensors whose names begin with `prefix`, named by the rest."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

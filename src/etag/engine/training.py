@@ -1,4 +1,4 @@
-"""The one training loop of the project: a phase, from its first step to its last."""
+"""The one training loop of the project: a phase from its first step to its last."""
 
 import math
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the d
 
 
 class Training:
-    """A phase being trained."""
+    """The training of one phase."""
 
     def __init__(self, phase: Phase, runtime: Runtime, callbacks: Sequence[Callback]) -> None:
         self.phase, self.runtime, self.fabric = phase, runtime, runtime.fabric
         self.turns = [_GroupTrainer(group, phase, runtime.fabric) for group in phase.groups]
         self.plateau = Plateau(phase.training, phase.module) if phase.training.schedule == "plateau" else None
-        self.log = _StepLog(phase, runtime, callbacks)
+        self.log = _TermReader(phase, runtime, callbacks)
 
     @property
     def epochs(self) -> int:
-        """Epochs begun, the last of which may be cut short by a length in steps."""
+        """Epochs that are started; a length in steps may end the last one early."""
         return math.ceil(self.phase.steps / len(self.phase.batches))
 
     def run(self, checkpointer: Checkpointer | None = None) -> None:
@@ -41,7 +41,7 @@ class Training:
         self.phase.module.eval()
         for turn in self.turns:
             turn.optimizer.zero_grad()
-            turn.leave()
+            turn.store_state()
 
     def _epochs(self, start: int, checkpointer: Checkpointer | None) -> None:
         per_epoch = len(self.phase.batches)
@@ -63,16 +63,16 @@ class Training:
                 if step % turn.group.every == 0:
                     terms |= self._step(turn, step, batch)
             self.log.note(step, epoch, self.turns[0].rate, terms, batch.total)
-            if offset < last:  # the end of an epoch is the plateau's first
+            if offset < last:  # at the end of an epoch the plateau schedule comes first
                 self._save_if_due(checkpointer, step + 1)
 
     def _save_if_due(self, checkpointer: Checkpointer | None, step: int) -> None:
         """Only what listeners were told of is behind us."""
-        if checkpointer is not None and self.log.read_up and checkpointer.due(step):
+        if checkpointer is not None and self.log.all_read and checkpointer.due(step):
             checkpointer.save(self.phase.name, self._state(step))
 
     def _state(self, step: int) -> dict[str, Tensor]:
-        """All that is needed to go on after so many steps, but for what the method keeps."""
+        """All that resuming after so many steps needs besides the method's own state."""
         state = {"step": torch.tensor(step), "log.losses": self.log.losses}
         for number, turn in enumerate(self.turns):
             for index, values in turn.state().items():
@@ -83,7 +83,7 @@ class Training:
         return state | {f"scaler.{name}": torch.tensor(value) for name, value in scaler.items()}
 
     def _load(self, state: dict[str, Tensor]) -> int:
-        """Back to a state; the steps that were made until then."""
+        """Restore a state; returns the number of steps made until then."""
         if not state:
             return 0
         for number, turn in enumerate(self.turns):
@@ -96,7 +96,7 @@ class Training:
         return int(state["step"])
 
     def _step(self, turn: "_GroupTrainer", step: int, batch: Batch) -> Terms:
-        """One optimizer step of one player; the terms it was made from."""
+        """One optimizer step of one parameter group; returns its loss terms."""
         several = len(self.turns) > 1
         if several:
             _set_trainable(self.phase.module, turn.group)
@@ -114,7 +114,7 @@ class Training:
 
     @torch.no_grad()
     def _watched_loss(self) -> float:
-        """Mean loss on the validation batches; without any, over the epoch just trained."""
+        """Mean loss on the validation batches; without any, over the last epoch."""
         if self.phase.validation is None:
             return self.log.epoch_loss()
         module = self.phase.module.eval()  # not its DDP wrapper: shares of a batch may be empty
@@ -132,25 +132,25 @@ def _total(terms: Terms) -> Tensor:
 
 
 class _GroupTrainer:
-    """A player with its optimizer, and the module as the runtime wraps it for this player.
+    """A parameter group with its optimizer, and the module as the runtime wraps it for this group.
 
-    DDP waits for the gradients of the parameters that train, which are other ones at another player's turn.
+    DDP waits for the gradients of the parameters that train, which differ from group to group.
     """
 
     def __init__(self, group: ParameterGroup, phase: Phase, fabric: Fabric) -> None:
         self.group, self.training = group, group.training or phase.training
         _set_trainable(phase.module, group)
-        # a fused step is one pass over the weights; but what clips scaled gradients must come between
+        # a fused step is one pass over the weights; it cannot be used where scaled gradients are clipped
         optimizer = _optimizer(group.parameters, self.training, fused=not fabric.strategy.precision.state_dict())
         self.module, self.optimizer = fabric.setup(phase.module, optimizer)
         self.rate = self.training.lr
         names = {id(parameter): name for name, parameter in phase.module.named_parameters()}
         self._names = [names[id(parameter)] for parameter in group.parameters]
         if group.optimizer_state is not None:
-            self.load(dict(enumerate(self._remembered(group.optimizer_state))))
+            self.load(dict(enumerate(self._stored(group.optimizer_state))))
 
-    def _remembered(self, optimizer_state: OptimizerState) -> list[dict[str, Tensor]]:
-        """What is known of each parameter. SGD takes the momentum of all of them or of none: a new one's is zero."""
+    def _stored(self, optimizer_state: OptimizerState) -> list[dict[str, Tensor]]:
+        """The stored state of each parameter. SGD takes the momentum of all or of none: a new parameter's is zero."""
         known = list(map(optimizer_state.of, self._names, self.group.parameters))
         if any("momentum_buffer" in values for values in known):
             for values, parameter in zip(known, self.group.parameters, strict=True):
@@ -158,14 +158,14 @@ class _GroupTrainer:
         return known
 
     def state(self) -> dict[int, dict[str, Tensor]]:
-        """What the optimizer remembers, by the number of the parameter."""
+        """The optimizer's state by the number of the parameter."""
         return {
             index: {key: torch.as_tensor(value) for key, value in values.items() if value is not None}
             for index, values in self.optimizer.state_dict()["state"].items()
         }
 
     def load(self, state: dict[int, dict[str, Tensor]]) -> None:
-        """Back to such a state, each tensor laid out as its parameter is."""
+        """Restore such a state; each tensor gets the memory layout of its parameter."""
         for index, values in state.items():
             parameter = self.group.parameters[index]
             for key, value in values.items():
@@ -174,8 +174,8 @@ class _GroupTrainer:
         known = {index: values for index, values in state.items() if values}
         self.optimizer.load_state_dict({"state": known, "param_groups": self.optimizer.state_dict()["param_groups"]})
 
-    def leave(self) -> None:
-        """At the end: what shall be remembered for the next phase."""
+    def store_state(self) -> None:
+        """Store the state for the next phase, if it is to be stored."""
         if self.group.optimizer_state is not None:
             for index, values in self.state().items():
                 self.group.optimizer_state.note(self._names[index], values)
@@ -188,7 +188,7 @@ class _GroupTrainer:
 
 
 def _by_index(state: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """The names `index.key`, taken apart."""
+    """Split names of the form `index.key`."""
     found: dict[int, dict[str, Tensor]] = {}
     for name, value in state.items():
         index, _, key = name.partition(".")
@@ -203,14 +203,14 @@ def _optimizer(parameters: list[nn.Parameter], training: TrainOptions, fused: bo
     return Adam(parameters, training.lr, betas=training.betas, weight_decay=decay, **way)
 
 
-class _StepLog:
-    """Keeps the terms on the device and reads them every few steps."""
+class _TermReader:
+    """Collects the loss terms on the device and reads them every few steps."""
 
     def __init__(self, phase: Phase, runtime: Runtime, callbacks: Sequence[Callback]) -> None:
         self._phase, self._runtime, self._listeners = phase, runtime, callbacks
         self._unread: list[tuple[int, Terms]] = []
         self._rows = 0
-        self.losses = torch.empty(0)  # of this epoch, for the plateau; the mean over all processes
+        self.losses = torch.empty(0)  # of this epoch, for the plateau schedule; mean over all processes
 
     def note(self, step: int, epoch: int, rate: float, terms: Terms, rows: int) -> None:
         terms = {name: value.detach() for name, value in terms.items()}
@@ -226,7 +226,7 @@ class _StepLog:
             self._rows = 0
 
     def _read(self) -> dict[str, float]:
-        """The terms of the last step; all steps since the last read are checked, to name the first bad term."""
+        """The terms of the last step; all steps since the previous read are checked for NaN and infinity."""
         values = iter(torch.stack([value for _, terms in self._unread for value in terms.values()]).tolist())
         read: dict[str, float] = {}
         for step, terms in self._unread:
@@ -234,19 +234,19 @@ class _StepLog:
             for name, value in read.items():
                 if not math.isfinite(value):
                     raise Diverged(
-                        f"the loss term '{name}' became {value} at step {step} of phase '{self._phase.name}': "
-                        "lower the learning rate, or set train.clip_norm."
+                        f"the loss term '{name}' became {value} at step {step} of phase '{self._phase.name}'. Lower "
+                        "train.lr, or set train.clip_norm."
                     )
         self._unread.clear()
         return read
 
     def epoch_loss(self) -> float:
-        """Mean loss of the epoch just ended."""
+        """Mean loss of the epoch that just ended."""
         losses, self.losses = self.losses, torch.empty(0)
         return losses.mean().item()
 
     @property
-    def read_up(self) -> bool:
+    def all_read(self) -> bool:
         """Whether listeners were told of every step so far."""
         return not self._unread
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
 from etag.experiments.grid import Grid, PlannedRun, by_label
-from etag.experiments.store import RunDirectory
+from etag.experiments.run_directory import RunDirectory
 
 State = Literal["waiting", "running", "done", "failed"]
 LOOK_EVERY = 0.5  # seconds
@@ -149,8 +149,8 @@ class Bench:
         before = len(jobs)
         for name, job in list(jobs.items()):
             row, directory = self.rows[name], RunDirectory(self.store / name)
-            with suppress(OSError, ValueError, KeyError):  # not there yet
-                row.tasks = json.loads(directory.progress.read_text())["tasks"]
+            with suppress(EtagError):  # no task is learned yet
+                row.tasks = len(directory.model.about().history)
             ended = job.ended()
             if ended is None:
                 continue

@@ -1,41 +1,37 @@
-"""The configuration of a run: a recipe, options of the command line, single settings; later ones win."""
+"""The configuration of a run: a recipe, then command-line options, then single settings; later ones win."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from etag.core.errors import EtagError
-from etag.core.options import Options, RuntimeOptions, TrainOptions, merge
+from etag.core.options import Options, RuntimeOptions, merge
 from etag.data.source import SOURCES, DataOptions
 from etag.experiments import plugins, recipes, yaml
-from etag.methods.base import MethodOptions
-from etag.methods.registry import METHODS, lineage
-from etag.models.backbone import BACKBONES, ModelOptions
+from etag.learner.config import LearnerConfig
+from etag.methods.registry import METHODS
+from etag.models.backbone import BACKBONES
 
 
-class RunConfig(Options):
-    """All choices of a run. The defaults are the paper's protocol; data and split are the smallest there are."""
+class EvaluationOptions(Options):
+    """What a run saves of its evaluations besides the metrics."""
 
-    method: SerializeAsAny[MethodOptions]
-    data: DataOptions = DataOptions()
-    split: str = "b5-5x1"
-    seed: int = Field(0, ge=0, lt=2**32)
-    model: ModelOptions = ModelOptions()
-    train: TrainOptions = TrainOptions()
-    runtime: RuntimeOptions = RuntimeOptions()
+    features: Literal["none", "last", "every"] = Field(
+        "last", description="save features of up to 1,000 test images after no, the last, or every task (for t-SNE)"
+    )
+
+
+class RunConfig(LearnerConfig):
+    """All choices of a run. The defaults are the paper's protocol, on the smallest data and split."""
+
+    data: DataOptions = Field(DataOptions(), description="the images")
+    split: str = Field("b5-5x1", description="classes per task: b50-5x10 is 50 base classes, then 5 tasks of 10")
+    runtime: RuntimeOptions = Field(RuntimeOptions(), description="where and in which precision it computes")
+    evaluation: EvaluationOptions = Field(EvaluationOptions(), description="what is saved of the evaluations")
     plugins: list[str] = Field(default_factory=list, description="Python files that register methods and the like")
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _of_its_kind(cls, value: Any) -> Any:
-        return METHODS[value["name"]].Options.model_validate(value) if isinstance(value, dict) else value
-
-    def plain(self) -> dict[str, Any]:
-        """As it is written to disk."""
-        return self.model_dump(mode="json")
 
 
 def resolve(
@@ -44,12 +40,12 @@ def resolve(
     settings: Sequence[str] = (),
     preset: str | None = None,
 ) -> RunConfig:
-    """Put a configuration together.
+    """Combine recipe, preset and settings into a checked configuration.
 
     `given` holds values by dotted key; `settings` are KEY=VALUE texts. Without a recipe, the one named after the
-    data source is taken, if there is one. A recipe's `methods` section holds, for single methods, what shall
-    be otherwise in the rest of it; what is said there of a method is said of its variants too (of ewc: of eewc).
-    A preset changes any recipe; its `with_embedding` section is for methods that have embedding distillation.
+    data source is used, if there is one. The `methods` section of a recipe holds settings for single methods, which
+    apply to their variants too (those of ewc to eewc). A preset changes any recipe; its `with_embedding` section is
+    for methods with embedding distillation.
     """
     asked: dict[str, Any] = {}
     for key, value in [*(given or {}).items(), *map(_setting, settings)]:
@@ -63,9 +59,9 @@ def resolve(
     per_method = _mapping(content.pop("methods", None), "methods")
     method = _mapping(content.pop("method", None), "method")
     name = merge(method, asked.get("method", {})).get("name", "etag")
-    for known in lineage(METHODS[name]):
-        content = merge(content, {"method": known.Options.preset})
-        content = merge(content, _mapping(per_method.get(known.name), f"methods.{known.name}"))
+    for section, method_preset in METHODS[name].layers:
+        content = merge(content, {"method": method_preset})
+        content = merge(content, _mapping(per_method.get(section), f"methods.{section}"))
     content = merge(content, {"method": method | {"name": name}})
     if preset is not None:
         content = _changed(content, recipes.preset(preset), asked)
@@ -73,7 +69,7 @@ def resolve(
 
 
 def _changed(content: dict[str, Any], preset: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's content with a preset laid upon it, as far as it concerns the method."""
+    """A recipe's content with a preset applied, as far as it concerns the method."""
     with_embedding = preset.pop("with_embedding", {})
     if merge(content, asked)["method"].get("embedding") is None:
         return merge(content, preset)
@@ -81,7 +77,7 @@ def _changed(content: dict[str, Any], preset: dict[str, Any], asked: dict[str, A
 
 
 def _mapping(value: Any, key: str) -> dict[str, Any]:
-    """A recipe's section; an empty one says nothing."""
+    """A section of a recipe; an empty section is an empty mapping."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -90,7 +86,7 @@ def _mapping(value: Any, key: str) -> dict[str, Any]:
 
 
 def _source_named(data: dict[str, Any]) -> str:
-    """The source asked for; a folder in place of a name is a folder of the user's own images."""
+    """The name of the data source; a folder in place of a name is a folder of the user's own images."""
     name = str(data.get("name", DataOptions().name))
     if name not in SOURCES and Path(name).expanduser().is_dir():
         data |= {"name": "folder", "path": name}
@@ -99,7 +95,7 @@ def _source_named(data: dict[str, Any]) -> str:
 
 
 def validate(values: dict[str, Any]) -> RunConfig:
-    """A checked configuration; every mistake in it is named."""
+    """A checked configuration; the error names every mistake in it."""
     if values.get("plugins"):
         values = values | {"plugins": plugins.load(values["plugins"])}
     try:
@@ -142,7 +138,7 @@ def _explain(error: Any, values: dict[str, Any]) -> str:
 
 
 def _walk(path: list[str], values: dict[str, Any]) -> tuple[type[BaseModel], list[str]]:
-    """The option group at a path, and the path as one writes it: pydantic puts in the kind of a group that may be of
+    """The option group at a path, and the path as users write it: pydantic inserts the kind of a group that may be of
     several kinds."""
     group: type[BaseModel] = RunConfig
     kinds: dict[str, type[BaseModel]] = {}

@@ -1,11 +1,9 @@
-"""One run: every task learned in turn, judged after each, and written to its directory."""
+"""One run: a scenario learned task by task, evaluated after each, and written to its directory."""
 
 import json
 import os
 import platform
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -14,27 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor
 
-from etag.core.errors import Diverged, EtagError
+from etag.core.errors import EtagError
+from etag.core.evaluation import Evaluation
 from etag.core.scenario import Scenario, Task
 from etag.core.work import Callback
 from etag.data.preprocess import Preprocess
 from etag.data.scenario import build_scenario
-from etag.engine.engine import Engine
-from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
+from etag.engine.progress import ProgressBars, StepLog
 from etag.engine.runtime import Runtime, launch
-from etag.evaluation.embedding import pick_rows, rows_of_some, tsne
-from etag.evaluation.evaluate import features_pass, judge, predictions_pass
-from etag.experiments.checkpointer import Stop, TaskCheckpointer
+from etag.evaluation.embedding import pick_rows
+from etag.evaluation.evaluate import features_pass
+from etag.evaluation.metrics import step_accuracies, summary
 from etag.experiments.config import RunConfig
-from etag.experiments.record import Record
-from etag.experiments.store import RunDirectory, create_method, networks, parameter_counts
-from etag.methods.base import Method
+from etag.experiments.run_directory import RunDirectory
+from etag.learner.callbacks import create_callbacks
+from etag.learner.config import LearnerConfig, create_method, parameter_counts
+from etag.learner.learner import Learner, LessonPlan
+from etag.learner.model_directory import About, Lesson
+from etag.learner.stopping import Stop
+from etag.methods.abilities import GeneratesImages
+from etag.methods.base import AnyMethod
 
-EMBEDDED = 1000  # test images in the picture of the feature space
-SOME_CLASSES, SOME_IMAGES = 3, 50  # of each task, and of each of these, in the pictures after each task
-MADE_ROWS, MADE_COLUMNS = 10, 12  # of the picture of what a generator makes
+SAVED_FEATURES = 1000  # test images per task
+GENERATED_ROWS, GENERATED_COLUMNS = 10, 12  # of the overview of generated images
 
 
 def run(
@@ -45,169 +46,175 @@ def run(
     verbose: bool = False,
     strategy: str = "auto",
 ) -> dict[str, Any]:
-    """Train and judge; returns the metrics, which are also in `out`.
+    """Train and evaluate; returns the metrics, which are also in `out`.
 
-    What is in `out` already is gone on with, if its configuration is the same: an unfinished run after the last task
-    it had learned, with the same result as if it had never been cut; a finished one is not run again.
+    A run that `out` already holds is resumed if its configuration is the same: an unfinished one from its last
+    checkpoint, with the same result as if it had never been interrupted; a finished one is not run again.
     """
     directory = RunDirectory(out)
     if restart or not directory.finished(config):
         launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
     elif verbose:
-        print(f"'{out}' holds this very run, finished; --restart would replace it.")
+        print(f"'{out}' already holds this run, finished; --restart would replace it.")
     metrics: dict[str, Any] = json.loads(directory.metrics.read_text())
     return metrics
 
 
 def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose: bool) -> None:
-    """What every process does; only the leader writes and talks."""
+    """The work of every process; only the leader writes and prints."""
     console = Console(quiet=not (verbose and runtime.leader), highlight=False)
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
-    placement = runtime.placement
-    method = create_method(config, placement, preprocess, channels=scenario.channels, classes=len(scenario.classes))
-    method.check(scenario.classes_per_task)
     directory = RunDirectory(out)
-    fresh = restart or not directory.progress.is_file()
-    if fresh and (loaded := method.load_weights()):  # before anything is replaced: they may not fit
+    fresh = restart or not directory.model.exists()
+    method, about = _new(runtime, config, scenario, preprocess)
+    if fresh and (loaded := method.load_weights()):  # before anything is replaced: the weights may not fit
         console.print(str(loaded), markup=False)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if runtime.leader:
-            held.enter_context(directory.locked())
+            stack.enter_context(directory.locked())
             directory.begin(config, restart)
         runtime.fabric.barrier()
-        _learn(runtime, config, directory, method, scenario, preprocess, console, fresh)
+        if not fresh:
+            method, about = _resumed(runtime, directory)
+        _learn(runtime, config, directory, method, about, scenario, console)
+
+
+def _new(runtime: Runtime, config: RunConfig, scenario: Scenario, preprocess: Preprocess) -> tuple[AnyMethod, About]:
+    """An untrained method for a scenario, and what its model directory starts with."""
+    classes, channels = len(scenario.classes), scenario.channels
+    method = create_method(config, runtime.placement, preprocess, channels=channels, classes=classes)
+    method.check(scenario.classes_per_task)
+    learner = LearnerConfig.from_plain(config.plain())
+    return method, About(learner.plain(), preprocess, channels, expected_classes=classes)
+
+
+def _resumed(runtime: Runtime, directory: RunDirectory) -> tuple[AnyMethod, About]:
+    try:
+        return directory.model.load_learner(runtime.placement)
+    except EtagError as error:
+        raise EtagError(f"'{directory.path}' cannot be resumed: {error} Start again with --restart.") from error
 
 
 def _learn(
     runtime: Runtime,
     config: RunConfig,
     directory: RunDirectory,
-    method: Method,
+    method: AnyMethod,
+    about: About,
     scenario: Scenario,
-    preprocess: Preprocess,
     console: Console,
-    fresh: bool,
 ) -> None:
-    """The tasks that are still to be learned, one after the other."""
-    placement = runtime.placement
-    record = Record() if fresh else directory.restore(method)
-    stop, say = Stop(runtime.highest), partial(console.print, markup=False, soft_wrap=True)
-
-    def journal_of(task: int) -> TaskCheckpointer:
-        return TaskCheckpointer(
-            directory.checkpoints,
-            method,
-            task,
-            every=config.runtime.checkpoint_every,
-            every_steps=config.runtime.checkpoint_steps,
-            writes=runtime.leader,
-            stop=stop,
-            say=say,
-        )
-
-    tasks = len(record.evaluations)
-    checkpointer = journal_of(tasks)
-    runtime.fabric.barrier()  # everybody has read it
-    if tasks or checkpointer.where:
-        at = f", and task {tasks + 1} up to {checkpointer.where}" if checkpointer.where else ""
-        say(f"{tasks} of {len(scenario)} tasks are learned already{at}; going on.")
-    if runtime.leader:
-        directory.cut_steps(tasks, checkpointer.logged)
-    with (
-        _listeners(runtime, directory, console, config, method, scenario) as callbacks,
-        _stoppable(stop, say),
-    ):
-        engine = Engine(runtime, callbacks)
-        for name, remark in method.remarks().items():
-            say(f"{name}: {remark}.")
-        for task in scenario.tasks[tasks:]:
-            for callback in callbacks:
-                callback.on_task_begin(task.index)
-            given = scenario.given(task, method.card.all_data)
-            method.begin_task(given)
-            try:
-                engine.execute(method.phases(given), checkpointer)
-            except Diverged as error:
-                raise EtagError(
-                    f"{error} The last good checkpoint is of task {task.index + 1}, {checkpointer.last}."
-                ) from error
-            method.end_task(given)
-            trained, seconds = time.perf_counter(), checkpointer.seconds
-            known = scenario.tasks[: task.index + 1]
-            answers = engine.run_pass(
-                predictions_pass(known, method.solver, method.predictor(), preprocess, placement)
+    """Learn the tasks that are left, then write the metrics."""
+    say, stop = partial(console.print, markup=False, soft_wrap=True), Stop(runtime.highest)
+    if about.history:
+        say(f"{len(about.history)} of {len(scenario)} tasks are learned already; resuming.")
+    for name, remark in method.remarks().items():
+        say(f"{name}: {remark}.")
+    images = scenario.images_given(method.info.all_data)
+    title = f"{config.method.name} on {config.data.name} {config.split}"
+    with _callbacks(runtime, directory, config, console, title, images) as callbacks, stop.on_signals(say):
+        learner = Learner(method, runtime, directory.model, about, callbacks, stop=stop, say=say)
+        for task in scenario.tasks[len(about.history) :]:
+            plan = LessonPlan(
+                names=scenario.classes[task.old : task.seen],
+                runtime=config.runtime,
+                evaluated=scenario.tasks[: task.index + 1],
+                pinned=task is scenario.tasks[-1],
+                keep_versions=1,
+                before_saving=partial(
+                    _save_artifacts, directory=directory, config=config, task=task, scenario=scenario
+                ),
             )
-            record.add(judge(answers, known), seconds, time.perf_counter() - trained)
-            if runtime.leader:
-                if (made := method.made_images(MADE_ROWS, MADE_COLUMNS)) is not None:
-                    directory.keep_made(task.index, made, MADE_COLUMNS)
-                directory.keep(method, record)
-            if config.runtime.embed_tasks:
-                some = partial(
-                    rows_of_some,
-                    classes_per_task=scenario.classes_per_task[: len(known)],
-                    classes=SOME_CLASSES,
-                    images=SOME_IMAGES,
-                )
-                picture = _embedding(engine, method, known, some, config.seed)
-                if runtime.leader:
-                    directory.write_json(directory.embedding_after(task.index), picture)
-            checkpointer.clear()
-            console.print(record.line(scenario))
-            stop.check()
-            checkpointer = journal_of(task.index + 1)
-        embedding = _embedding(engine, method, scenario.tasks, partial(pick_rows, limit=EMBEDDED), config.seed)
+            learner.learn(scenario.given(task, method.info.all_data), plan)
+            console.print(progress_line(learner.about.history, scenario))
     if runtime.leader:
-        metrics = record.metrics(scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
-        directory.write_json(directory.embedding, embedding)
-        directory.save_model(method, config, scenario.classes)
+        history = learner.about.history
+        metrics = run_metrics(history, scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
         directory.finish(metrics)
 
 
-def _embedding(
-    engine: Engine, method: Method, tasks: Sequence[Task], pick: Callable[[Tensor], Tensor], seed: int
-) -> dict[str, Any]:
-    """Features of some test images in two dimensions."""
-    first, *later = (task.test for task in tasks)
-    shown = first.join(later)
-    shown = shown.select(pick(shown.labels))
-    found = engine.run_pass(features_pass(shown, method.solver, method.context.preprocess, method.context.placement))
-    drawn = engine.runtime.leader and len(shown) >= 4
-    return {"points": tsne(found["features"], seed) if drawn else [], "labels": found["labels"].tolist()}
+def _save_artifacts(
+    learner: Learner, directory: RunDirectory, config: RunConfig, task: Task, scenario: Scenario
+) -> None:
+    """After a task, save generated images and features of test images, where there are any or they are asked for."""
+    method, leader = learner.method, learner.runtime.leader
+    if leader and isinstance(method, GeneratesImages):
+        images = method.generate_images(GENERATED_ROWS, GENERATED_COLUMNS)
+        if images is not None:
+            directory.save_generated(task.index, images, GENERATED_COLUMNS)
+    every, last = config.evaluation.features == "every", task is scenario.tasks[-1]
+    if every or (last and config.evaluation.features == "last"):
+        first, *others = (known.test for known in scenario.tasks[: task.index + 1])
+        images_so_far = first.join(others)
+        some = images_so_far.select(pick_rows(images_so_far.labels, SAVED_FEATURES))
+        context = method.context
+        found = learner.engine.run_pass(
+            features_pass(some, method.classifier(), context.preprocess, context.placement)
+        )
+        if leader:
+            directory.save_features(task.index, found["features"], found["labels"])
 
 
 @contextmanager
-def _stoppable(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
-    """Let signals stop a run at its next checkpoint. Only the main thread is told of signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    with stop.listening(say):
-        yield
-
-
-@contextmanager
-def _listeners(
+def _callbacks(
     runtime: Runtime,
     directory: RunDirectory,
-    console: Console,
     config: RunConfig,
-    method: Method,
-    scenario: Scenario,
+    console: Console,
+    title: str,
+    images: Sequence[int],
 ) -> Iterator[Sequence[Callback]]:
+    """The callbacks of a run, closed at its end; none in other processes than the leader."""
     if not runtime.leader:
         yield []
         return
-    images = scenario.images_given(method.card.all_data)
-    callbacks: list[ProgressBars | StepLog | TensorBoardLog] = [StepLog(directory.steps)]
-    if config.runtime.tensorboard:
-        callbacks.append(TensorBoardLog(directory.path / "tensorboard"))
-    callbacks.append(ProgressBars(console, f"{config.method.name} on {config.data.name} {config.split}", images))
+    named = create_callbacks(config.runtime.callbacks, directory.path)
+    callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, images)]
     try:
         yield callbacks
     finally:
         for callback in callbacks:
             callback.close()
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+def _evaluations(history: Sequence[Lesson]) -> list[Evaluation]:
+    return [lesson.evaluation for lesson in history if lesson.evaluation is not None]
+
+
+def progress_line(history: Sequence[Lesson], scenario: Scenario) -> str:
+    """The last task in a few words."""
+    number, classes = len(history), scenario.classes_per_task
+    matrix = [evaluation.accuracies for evaluation in _evaluations(history)]
+    accuracy = step_accuracies(matrix, scenario.classes_in_task, weighted=True)[-1]
+    return (
+        f"task {number}/{len(scenario)}: {sum(classes[:number])} classes, accuracy {accuracy:.1%} over all of "
+        f"them, {history[-1].seconds:.1f} s"
+    )
+
+
+def run_metrics(history: Sequence[Lesson], scenario: Scenario) -> dict[str, Any]:
+    """All measurements of a run. Matrices are square, with null where a task was not learned yet."""
+    classes, evaluations = scenario.classes_in_task, _evaluations(history)
+    matrix = [evaluation.accuracies for evaluation in evaluations]
+    return summary(matrix, classes) | {
+        "accuracy_matrix": _square(matrix),
+        "task_aware_matrix": _square([evaluation.task_aware for evaluation in evaluations]),
+        "step_accuracy_weighted": step_accuracies(matrix, classes, weighted=True),
+        "step_accuracy_plain": step_accuracies(matrix, classes, weighted=False),
+        "classes_per_task": scenario.classes_per_task,
+        "classes_in_task": classes,
+        "class_names": list(scenario.classes),
+        "confusion": evaluations[-1].confusion,
+        "train_seconds": [lesson.seconds for lesson in history],
+        "test_seconds": [lesson.test_seconds for lesson in history],
+    }
+
+
+def _square(rows: list[list[float]]) -> list[list[float | None]]:
+    return [[*row, *[None] * (len(rows) - len(row))] for row in rows]
 
 
 def _identity(config: RunConfig, remarks: dict[str, str]) -> dict[str, Any]:
@@ -224,12 +231,14 @@ def _identity(config: RunConfig, remarks: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _sizes(method: Method, scenario: Scenario) -> dict[str, Any]:
-    """Parameters, and the bytes that are kept from task to task."""
-    parts = networks(method)
+def _sizes(method: AnyMethod, scenario: Scenario) -> dict[str, Any]:
+    """Parameters, and the bytes that are stored from task to task."""
     parameters = parameter_counts(method)
-    stored = {name: sum(t.nbytes for t in part.state_dict().values()) for name, part in parts.items()}
-    if method.card.all_data:
+    stored: dict[str, int] = {}
+    for role, part in method.parts.items():
+        networks = dict(part.named_children()) if role == "solver" else {role: part}
+        stored |= {name: sum(t.nbytes for t in net.state_dict().values()) for name, net in networks.items()}
+    if method.info.all_data:
         pixels = scenario.channels * scenario.size**2
         stored["images"] = sum(len(task.train) for task in scenario) * pixels
     return {

@@ -1,106 +1,114 @@
-"""What every method shares. A method is what is done per task; it yields phases and sweeps to the engine."""
+"""What every method shares: a solver, the previous solver as teacher, and helpers that plan the work of a task.
+
+A method says which loss terms it adds, and in which order it trains and reads data. It yields phases and data passes;
+the engine carries them out.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import nn
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, TrainOptions, merge
-from etag.core.outputs import Need, Outputs, Predictor
+from etag.core.outputs import Need
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import DataPass, ParameterGroup, Phase, Plan, Term
 from etag.data.batches import ImageBatches
 from etag.data.preprocess import Preprocess
 from etag.data.views import IDENTITY, ViewTransforms
-from etag.methods.parts.classification import Scope, classification
-from etag.methods.parts.embedding import EmbeddingDistillation, EmbeddingOptions, Growth
+from etag.methods.parts.classification import Scope, cross_entropy_term
+from etag.methods.parts.embedding import EmbeddingDistillation, EmbeddingOptions
+from etag.methods.parts.fidelity import FidelityOptions
+from etag.methods.parts.generators import FeatureGenerator
 from etag.methods.parts.memory import ExemplarMemory, ExemplarOptions
 from etag.methods.parts.objective import SolverObjective
+from etag.models.answers import AnswerRule, HeadRule, PerTaskRule
 from etag.models.backbone import ModelOptions
-from etag.models.heads import CosineHead, LinearHead
-from etag.models.predictors import LinearPredictor, MultiHeadPredictor
+from etag.models.classifier import Classifier
+from etag.models.heads import HeadOptions
 from etag.models.solver import Features, Teacher, build_solver
 from etag.models.weights import WeightsReport, load_weights
 
-# what a method may keep from task to task: the keys of `parts()`
+# the names of what a method may store from task to task: the keys of `Method.parts`
 ROLES = {
-    "solver": "the network that classifies, with its auxiliaries",
-    "generator": "a network that makes features",
-    "importance": "a number per backbone weight",
+    "solver": "the network that classifies, with its auxiliary classifiers",
+    "generator": "a network that generates features or images",
+    "importance": "one number per backbone weight",
     "scores": "mean scores per class",
     "prototypes": "mean features per class",
     "exemplars": "images",
-    "scale": "mean and deviation of every feature",
-    "moments": "what an optimizer remembers of each parameter",
+    "scale": "mean and deviation of each feature",
+    "optimizer_state": "the optimizer's state of each parameter",
 }
 
 
 class MethodOptions(Options):
     """Options of every method."""
 
-    preset: ClassVar[dict[str, Any]] = {}  # other defaults than the class it derives from, inside groups too
+    preset: ClassVar[dict[str, Any]] = {}  # defaults that differ from those of the parent class, inside groups too
+    head_kinds: ClassVar[tuple[str, ...]] = ("linear",)
+    head_growths: ClassVar[tuple[str, ...]] = ("growing", "fixed")
+    head_per_task: ClassVar[bool] = False  # whether `head.per_task` may be set
 
-    name: str
+    name: str = Field(description="name of the method")
     batch_norm: Literal["train", "frozen"] = Field(
-        "train", description="BatchNorm statistics after the base task: follow the data, or stay"
+        "train", description="BatchNorm statistics after the base task: follow the data (train), or stay (frozen)"
     )
-    head: Literal["growing", "fixed", "multi", "cosine", "proxies"] = Field(
-        "growing",
-        description="growing: outputs (and a generator's classes) are added task by task; fixed: all are there from "
-        "the start; multi: a head a task, each trained alone; cosine, proxies: scaled similarities, growing",
-    )
-    argmax: Literal["seen", "all"] = Field(
-        "seen",
-        description="outputs that compete when predicting: of the classes seen, or of a fixed head all",
-    )
+    head: HeadOptions = Field(HeadOptions(), description="the layer that maps features to class scores")
     embedding: EmbeddingOptions | None = Field(
-        None,
-        description="embedding distillation beside the method's own terms; the prefix e of a name switches it on",
+        None, description="embedding distillation besides the method's own terms; the prefix e of a name turns it on"
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _upon_preset(cls, values: Any) -> Any:
+    def _apply_presets(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         if values.get("exemplars") and "exemplars" not in cls.model_fields:
-            raise ValueError(
-                f"{values.get('name')} keeps no exemplars: leave them out, or choose il2m, lucir or podnet"
-            )
-        for above in cls.__mro__:
-            values = merge(above.__dict__.get("preset", {}), values)
+            raise ValueError(f"{values.get('name')} stores no exemplars: leave method.exemplars out")
+        for parent in cls.__mro__:
+            values = merge(parent.__dict__.get("preset", {}), values)
         return values
 
+    @model_validator(mode="after")
+    def _check_head(self) -> Self:
+        for key, value, allowed in (
+            ("kind", self.head.kind, self.head_kinds),
+            ("growth", self.head.growth, self.head_growths),
+        ):
+            if value not in allowed:
+                raise ValueError(f"head.{key}={value} does not work with {self.name}: choose {' or '.join(allowed)}")
+        if self.head.per_task and not self.head_per_task:
+            raise ValueError(f"head.per_task=true does not work with {self.name}: its tasks share one head")
+        return self
 
-class MultiHeadOptions(MethodOptions):
-    """Options of methods whose tasks have a head each."""
 
-    head: Literal["multi", "growing"] = "multi"
-    answer: Literal["probability", "logit"] = Field(
-        "probability",
-        description="with head=multi: the highest probability over the heads' own softmaxes (the paper), or the "
-        "highest logit of all heads (FACIL)",
-    )
+class ExemplarMethodOptions(MethodOptions):
+    """Options of methods that may store exemplars."""
+
+    exemplars: ExemplarOptions | None = Field(None, description="images to store; None stores none")
 
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What a method is and what it asks for, as data."""
+    """What a method is and what it stores, as data."""
 
+    title: str  # as papers write it
     summary: str
-    source: str  # where it comes from
-    stores: str  # what it keeps from task to task, and how that grows
+    source: str  # where it was published
+    stores: str  # what is stored from task to task, and how that grows
     head: str = "linear, growing"
-    all_data: bool = False  # sees the images of all tasks again: an oracle
+    all_data: bool = False  # needs the images of all tasks: an upper bound
     exemplars: bool = False
     generator: str | None = None
+    color: str | None = None  # in figures; None takes a spare one
 
 
 @dataclass(frozen=True)
@@ -109,204 +117,202 @@ class Context:
 
     channels: int
     size: int
-    classes: int  # over all tasks; only heads declared in full may look at it
+    classes: int  # over all tasks; only fixed heads and `last_task` may use it
     stream: Stream
     placement: Placement
     model: ModelOptions
     train: TrainOptions
     preprocess: Preprocess
-    learns: bool = True  # if not, it shall only answer: what is for learning alone is left out
 
 
-class Method(ABC):
-    """Base of all methods: a solver with a growing head, the previous solver as teacher, exemplars if it has any, and
-    embedding distillation if that is asked for."""
+OptionsT = TypeVar("OptionsT", bound=MethodOptions, covariant=True)
 
-    card: ClassVar[MethodInfo]
+
+class Method(ABC, Generic[OptionsT]):
+    """Base of all methods. The structure of its networks changes in `begin_task` only."""
+
+    info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
-    embeds: ClassVar[bool] = False  # whether it is another method with embedding distillation added
+    layers: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = ()  # recipe sections that apply to it, with presets
+    is_embedded: ClassVar[bool] = False  # whether it is another method with embedding distillation added
+    has_embedded_variant: ClassVar[bool] = True  # whether `e` + name exists
     outputs_per_class: ClassVar[int] = 1  # of the head
-    answering: ClassVar[frozenset[str]] = frozenset({"solver"})  # roles of the parts that its predictor is made of
-    forgets: ClassVar[bool] = False  # whether a class can be taken out of it
-    domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
-    views: ViewTransforms = IDENTITY  # that its own terms look at
+    learns_domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
+    transforms: ViewTransforms = IDENTITY  # the views that its own terms use
 
-    def __init__(self, options: Any, context: Context) -> None:
+    def __init__(self, options: OptionsT, context: Context) -> None:
         self.options, self.context = options, context
-        self.teacher: Teacher | None = None
-        embeds = options.embedding is not None and context.learns
-        self.embedding = EmbeddingDistillation(options.embedding) if embeds else None
-        if self.embedding is not None:
-            self._share_views(self.embedding)
+        self.embedding: EmbeddingDistillation | None = None
+        if options.embedding is not None:
+            self.embedding = EmbeddingDistillation(options.embedding, self.fidelity)
+            self._share_views(self.embedding.transforms)
         self.rebuild([])
 
-    def _share_views(self, embedding: EmbeddingDistillation) -> None:
-        if self.views not in (IDENTITY, embedding.views):
-            raise EtagError(
-                f"embedding.views={embedding.views.name} does not go with {self.options.name}, whose own views are "
-                f"{self.views.name}: an image has one set of views."
-            )
-        embedding.views.check(self.context.channels, self.context.size)
-        self.views = embedding.views
+    @property
+    def fidelity(self) -> FidelityOptions:
+        """Choices between paper and release; the paper's, where a method has no such options."""
+        return FidelityOptions()
 
-    # -- structure: changes in begin_task only ------------------------------------------------------------------
+    def _share_views(self, transforms: ViewTransforms) -> None:
+        if self.transforms not in (IDENTITY, transforms):
+            raise EtagError(
+                f"embedding.views={transforms.name} does not go with {self.options.name}, whose own views are "
+                f"{self.transforms.name}: an image has one set of views."
+            )
+        transforms.check(self.context.channels, self.context.size)
+        self.transforms = transforms
+
+    # -- structure -------------------------------------------------------------------------------------------------
 
     def check(self, task_sizes: Sequence[int]) -> None:
-        """Before anything is trained: refuse tasks of these sizes if the method cannot learn them."""
-        plain = self.embedding is None and self.memory is None and self.options.head != "multi"
-        if 0 in task_sizes and not (self.domains and plain):
+        """Raise an error, before anything is trained, if the method cannot learn tasks of these sizes."""
+        plain = self.embedding is None and self.memory is None and not self.options.head.per_task
+        if 0 in task_sizes and not (self.learns_domains and plain):
             raise EtagError(
-                f"{self.options.name} counts on new classes in every task, and data.domains brings none: choose "
-                "fine, joint, dgr or tag."
+                f"{self.options.name} needs new classes in every task, and data.domains brings none: choose a method "
+                "that can do without (`etag methods`)."
             )
-        if self.options.head == "multi" and min(task_sizes) == 1:
+        if self.options.head.per_task and min(task_sizes) == 1:
             raise EtagError(
-                f"{self.options.name} has a head for each task, and a head for one class alone is always sure: "
-                "choose a split whose tasks have two classes or more, or method.head=growing."
+                f"{self.options.name} has one head per task, and a head of a single class is always certain: choose "
+                "a split with two or more classes per task, or method.head.per_task=false."
             )
         if self.memory is not None and (self.memory.options.total or sum(task_sizes)) < sum(task_sizes):
             raise EtagError(
-                f"method.exemplars.total={self.memory.options.total} is less than one for each of the "
-                f"{sum(task_sizes)} classes: keep more, or set exemplars.per_class."
+                f"method.exemplars.total={self.memory.options.total} is less than one image for each of the "
+                f"{sum(task_sizes)} classes: raise it, or set exemplars.per_class."
             )
 
     def check_maps(self) -> None:
-        """Refuse a backbone without maps, for methods that look at them."""
+        """Raise an error if the backbone has no maps; for methods that need them."""
         if not self.solver.backbone.has_maps:
             raise EtagError(
-                f"{self.options.name} looks at maps, which model.backbone={self.context.model.backbone} has not: "
-                "choose another backbone."
+                f"{self.options.name} needs the maps of a convolutional backbone, and "
+                f"model.backbone={self.context.model.backbone} has none: choose another backbone."
             )
 
     def rebuild(self, task_sizes: Sequence[int]) -> None:
-        """New networks, as they are after `begin_task` of tasks with so many classes, but untrained."""
+        """Create untrained networks with the structure they have after tasks of these sizes."""
         self.task_sizes: list[int] = []  # classes of the tasks begun so far
+        self.parts: dict[str, nn.Module] = {}  # everything that is stored from task to task, by role
+        self.generator: FeatureGenerator | None = None
+        self.teacher: Teacher | None = None
+        self.memory: ExemplarMemory | None = None
         self.build(self.context.stream.child("initial"))
         for classes in task_sizes:
-            self.grow(classes)
+            self.add_classes(classes)
         self.place()
 
     def build(self, stream: Stream) -> None:
-        """The networks as they are before the first task, and empty memories."""
+        """Create the networks as they are before the first task; a subclass adds what it stores to `parts`."""
         c = self.context
-        self.solver = build_solver(c.model, c.channels, c.size, stream, self.new_head, self.signed)
+        self.solver = build_solver(c.model, self.options.head, c.channels, c.size, stream)
+        self.parts["solver"] = self.solver
         if self.embedding is not None:
             self.embedding.build(self.solver, stream)
-        exemplars: ExemplarOptions | None = getattr(self.options, "exemplars", None)
-        self.memory = None if exemplars is None else ExemplarMemory(exemplars)
+        if isinstance(self.options, ExemplarMethodOptions) and self.options.exemplars is not None:
+            self.parts["exemplars"] = self.memory = ExemplarMemory(self.options.exemplars)
 
-    def new_head(self, features: int) -> LinearHead:
-        """A head without outputs."""
-        model = self.context.model
-        if self.options.head == "cosine":
-            return CosineHead(features, model.head_scale)
-        return LinearHead(features, model.head_bias)
-
-    @property
-    def signed(self) -> bool:
-        """Whether features go without the last activation, for a head that makes use of both signs."""
-        return self.options.head in ("cosine", "proxies")
+    def add_generator(self, generator: FeatureGenerator) -> None:
+        """Store a generator's network and let it follow the tasks."""
+        self.generator = generator
+        self.parts[generator.role] = generator.network
 
     def load_weights(self) -> WeightsReport | None:
-        """Before the first task: let the backbone begin with `model.weights`, if that is set.
+        """Before the first task: load `model.weights` into the backbone, if it is set.
 
-        Not a part of `build`: a saved model is rebuilt without the file it once began with.
+        Not a part of `build`: a saved model is rebuilt without the file it once started from.
         """
         path = self.context.model.weights
         return None if path is None else load_weights(self.solver.backbone, path)
 
     def begin_task(self, task: Task) -> None:
-        """Take the teacher, then grow."""
+        """Freeze copies of the old networks, then add the new classes."""
         if task.index:
             self.teacher = Teacher(self.solver)
-        self.grow(task.new)
+        if self.generator is not None:
+            self.generator.begin_task(task)
+        self.add_classes(task.new)
         self.place()
 
-    def grow(self, classes: int) -> None:
-        """Make room for new classes in everything that must know them."""
+    def add_classes(self, classes: int) -> None:
+        """Add outputs for new classes to everything that has one per class."""
         self.task_sizes.append(classes)
-        stream = self.stream("grow")
-        if room := self.head_room(classes):
-            self.solver.head.grow(room * self.outputs_per_class, stream.generator("head"))
-        if self.embedding is not None:
-            self.embedding.grow(self.solver, self.disk_full_error(classes, self.embedding.growth), stream)
+        stream, first = self.stream("grow"), len(self.task_sizes) == 1
+        if new := self.new_outputs(classes):
+            self.solver.head.grow(new * self.outputs_per_class, stream.generator("head"))
+            if self.generator is not None:
+                self.generator.add_classes(new, stream)
+        if self.embedding is not None and first:
+            every = self.context.classes if self.embedding.all_classes else classes
+            self.embedding.add_base_classes(self.solver, every, stream)
+        elif self.embedding is not None:
+            self.embedding.drop_undistilled(self.solver)
 
-    def head_room(self, classes: int) -> int:
-        """Classes that the solver's head gets room for now."""
-        return self.disk_full_error(classes, "fixed" if self.options.head == "fixed" else "growing")
-
-    def disk_full_error(self, classes: int, growth: Growth) -> int:
-        """Classes that a head gets room for now: those that arrive; only the base ones; all at the base task."""
-        if growth == "growing":
+    def new_outputs(self, classes: int) -> int:
+        """How many classes the head gains when a task brings so many; a fixed head gains all at the first task."""
+        if self.options.head.growth == "growing":
             return classes
-        at_base = {"base": classes, "fixed": self.context.classes}[growth]
-        return at_base if len(self.task_sizes) == 1 else 0
+        return self.context.classes if len(self.task_sizes) == 1 else 0
 
     def place(self) -> None:
-        """Put everything that is kept on the device, convolutions in channels_last order."""
+        """Move everything that is stored to the device, convolutions in channels_last order."""
         placement = self.context.placement
-        for module in self.parts().values():
+        for module in self.parts.values():
             if placement.world > 1 and placement.device.type == "cuda":
-                # a process's own share of a batch is small: statistics are those of all shares (changed in place)
+                # each process has a small share of a batch: statistics are taken over all shares (changed in place)
                 nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
             module.to(placement.device)
             for parameter in module.parameters():
                 if parameter.ndim == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
-    # -- work -----------------------------------------------------------------------------------------------------
+    # -- work ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def phases(self, task: Task) -> Plan:
-        """The work of a task, piece by piece. A pure function of the method's state."""
+        """The work of a task, piece by piece. Depends on nothing but the method's state."""
 
-    def whole_task(self, task: Task) -> Plan:
-        """A whole task, from its beginning to its end."""
-        self.begin_task(task)
-        yield from self.phases(task)
-        self.end_task(task)
+    def end_task(self, task: Task) -> None:
+        """Called after the last phase."""
 
-    def refine(self, task: Task, number: int) -> Plan:  # noqa: ARG002
-        """The work of a task without new classes: more images of known ones. `number` tells it from others."""
-        raise EtagError(
-            f"{self.options.name} cannot learn more of the classes it knows: choose gfr, etag or one of their kin."
-        )
+    def cross_entropy(self, task: Task, scope: Scope | None = None, weight: float = 1.0) -> Term:
+        """Cross-entropy over all seen classes; with one head per task, over the new head alone."""
+        return cross_entropy_term(task, scope or ("new" if self.options.head.per_task else "seen"), weight)
 
-    def end_task(self, task: Task) -> None:  # noqa: B027 (most methods have nothing to do here)
-        """After the last phase."""
-
-    def classification(self, task: Task, scope: Scope | None = None, weight: float = 1.0) -> Term:
-        """Cross-entropy over all classes seen; with a head for each task, over the new head alone."""
-        return classification(task, scope or ("new" if self.options.head == "multi" else "seen"), weight)
+    def embedding_terms(self, task: Task) -> list[Term]:
+        """The terms that embedding distillation adds to the solver phase, if the method uses it."""
+        return [] if self.embedding is None else self.embedding.terms(task, self.solver)
 
     def solver_phase(self, task: Task, terms: Sequence[Term], *, old_classes: bool | None = None) -> Phase:
-        """Train the solver, as far as the terms make use of it, on their sum: on the images of the task, and on those
-        that are kept. Embedding distillation adds its own terms.
+        """Train the solver on the task's images and stored exemplars, with these terms and those of embedding
+        distillation.
 
-        `old_classes` is whether the head's parameters for old classes learn; by default they do, unless each task has
-        a head of its own.
+        `old_classes` says whether the head's rows of old classes are trained; by default they are, unless each task
+        has its own head.
         """
         training = self.context.train.for_task(task.index)
         task, held_out = task.holding_out(training.validation)
-        added = [] if self.embedding is None else self.embedding.terms(task, self.solver)
-        share = {} if self.embedding is None else self.embedding.share
-        objective = SolverObjective(self.solver, self.teacher, [*terms, *added], self.views, **share)
-        frozen = Need.NOTHING if self.embedding is None or self.embedding.learn(task) else Need.AUXILIARY
+        e = self.embedding
+        sampling = {} if e is None else e.options.model_dump(include={"views_per_image", "image_share"})
+        all_terms = [*terms, *self.embedding_terms(task)]
+        objective = SolverObjective(self.solver, self.teacher, all_terms, self.transforms, **sampling)
+        frozen = Need.NOTHING if e is None or e.trains_auxiliaries(task) else Need.AUXILIARY
         if old_classes is None:
-            old_classes = self.options.head != "multi"
+            old_classes = not self.options.head.per_task
         return self._phase(
             "solver",
             task.train if self.memory is None else self.memory.joined_to(task.train),
             objective,
-            self.solver.used_for(objective.need & ~frozen, old_classes),
+            self.solver.parameters_for(objective.need & ~frozen, old_classes),
             training,
             "train" if task.index == 0 else self.options.batch_norm,
             held_out,
         )
 
     def balanced_phase(self, terms: Sequence[Term], training: TrainOptions) -> Phase:
-        """Train the head alone, old classes too, on what is kept of all classes: equally much of each."""
+        """Train the head alone on the stored exemplars, which are equally many for all classes."""
         assert self.memory is not None
         objective = SolverObjective(self.solver, self.teacher, terms, IDENTITY)
         head = list(self.solver.head.parameters())
@@ -326,10 +332,10 @@ class Method(ABC):
         batches = ImageBatches(
             images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last, side=self._side(training)
         )
-        if batch_norm == "train" and batches.smallest < objective.fewest:
+        if batch_norm == "train" and batches.smallest < objective.smallest_batch:
             raise EtagError(
-                f"a batch of {batches.smallest} cannot train BatchNorm: give each task at least {objective.fewest} "
-                "images, and choose a train.batch_size that does not leave fewer over."
+                f"BatchNorm cannot train on a batch of {batches.smallest}: give each task at least "
+                f"{objective.smallest_batch} images, and choose a train.batch_size that leaves no smaller last batch."
             )
         return Phase(
             name=name,
@@ -345,85 +351,92 @@ class Method(ABC):
         )
 
     def _side(self, training: TrainOptions) -> Callable[[int], int] | None:
-        """The images' side in an epoch, where it is not always the same."""
+        """The side of the images by epoch, where it changes."""
         if training.start_size == 1:
             return None
         backbone = self.solver.backbone
         if not backbone.has_maps:
             raise EtagError(
-                f"train.start_size={training.start_size} needs a backbone that takes images of any size: choose "
+                f"train.start_size={training.start_size} needs a backbone that accepts images of any size: choose "
                 f"another than {self.context.model.backbone}."
             )
         return partial(training.side, self.context.size, backbone.smallest)
 
     def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
-        """The solver's features of images as they are, or of augmented ones, in the order of the data."""
+        """The solver's features of images in the order of the data: as they are, or of so many augmented passes."""
         batches = self.pass_batches(name, images, augment=augmented_passes > 0)
-        return DataPass(name, Features(self.solver), batches, epochs=max(1, augmented_passes))
+        return DataPass(name, Features(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 
-    def pass_batches(self, name: str, images: ImageSet, augment: bool = False) -> ImageBatches:
-        """Images in the order of the data; large batches, for there are no gradients to be kept."""
-        c, size = self.context, 4 * self.context.train.batch_size
+    def pass_batches(
+        self, name: str, images: ImageSet, augment: bool = False, size: int | None = None
+    ) -> ImageBatches:
+        """Batches of images in the order of the data; large ones by default, because no gradients are held."""
+        c, size = self.context, size or 4 * self.context.train.batch_size
         return ImageBatches(
             images, c.preprocess, size, self.stream(name), c.placement, augment=augment, shuffle=False
         )
 
-    def remember(self, task: Task) -> Plan:
-        """Keep exemplars of the task's classes, if the method keeps any."""
+    def store_exemplars(self, task: Task) -> Plan:
+        """Choose and store exemplars of the task's classes, if the method stores any."""
         if self.memory is not None:
             found = yield self.features_pass("exemplars", task.train)
             self.memory.add(task, found["features"], self.stream("exemplars").generator("selection"))
 
     def stream(self, *purpose: str | int) -> Stream:
-        """Randomness of the current task, by purpose."""
+        """The random stream of the current task, by purpose."""
         return self.context.stream.child("task", len(self.task_sizes) - 1, *purpose)
 
-    # -- results --------------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------
 
     @property
     def seen(self) -> int:
         """Classes of all tasks begun so far."""
         return sum(self.task_sizes)
 
-    def predictor(self) -> Predictor:
-        """How the solver's outputs become answers."""
-        if self.options.head == "multi" and self.options.answer == "probability":
-            return MultiHeadPredictor(self.task_sizes)
-        every = self.outputs_per_class
-        classes = self.seen if self.options.argmax == "seen" else self.solver.head.outputs // every
-        return LinearPredictor(classes, every)
+    def classifier(self) -> Classifier:
+        """What predicts now; it shares its weights with this method."""
+        c = self.context
+        return Classifier(self.solver.backbone, self.answer_rule(), c.model, c.channels, c.size)
 
-    def forget(self, label: int) -> None:
-        """Remove a class from everything that knows it; the labels after it move up."""
-        if not self.forgets or self.memory is not None or self.options.head != "growing":
-            raise EtagError(f"{self.options.name} cannot forget a class: fine, gfr, etag and their kin can.")
+    def answer_rule(self) -> AnswerRule:
+        """How features become scores over the classes."""
+        head = self.solver.head
+        if self.options.head.per_task and self.options.head.answer == "probability":
+            return PerTaskRule(head, self.task_sizes)
+        every = self.outputs_per_class
+        return HeadRule(head, self.seen if self.fidelity.argmax == "seen" else head.outputs // every, every)
+
+    @property
+    def skips_last_task(self) -> bool:
+        """Whether something is left untrained after a scenario's last task, so that no further task can follow."""
+        return False
+
+    def remarks(self) -> dict[str, str]:
+        """What must be printed with every result, because much of the result depends on it."""
+        return {}
+
+    def remove_class(self, label: int) -> None:
+        """Remove a class from solver and generator; for methods that can forget."""
+        if self.memory is not None or self.options.head.growth != "growing" or self.options.head.per_task:
+            raise EtagError(
+                f"{self.options.name} can forget a class only with one growing head and without exemplars."
+            )
         task, place = 0, label
         while place >= self.task_sizes[task]:
             place -= self.task_sizes[task]
             task += 1
         if self.embedding is not None and task == 0:
             if self.task_sizes[0] == 1:
-                raise EtagError("the last class of the first lesson cannot be forgotten: all others build upon it.")
+                raise EtagError(
+                    "the last class of the first task cannot be forgotten: the auxiliary classifiers are built on it."
+                )
             for auxiliary in self.solver.auxiliaries:
-                auxiliary.head.drop(label * self.views.count, self.views.count)
+                auxiliary.head.drop(label * self.transforms.count, self.transforms.count)
+        if self.generator is not None:
+            self.generator.remove_class(label)
         self.solver.head.drop(label)
         self.task_sizes[task] -= 1
         self.task_sizes = [classes for classes in self.task_sizes if classes]
 
-    def imagined(self, classes: int, each: int) -> tuple[Tensor, Outputs] | None:  # noqa: ARG002
-        """Labels and what the solver would say of so many images of each of the first `classes` classes, made by the
-        generator. None where none can be made."""
-        return None
 
-    def made_images(self, rows: int, columns: int) -> Tensor | None:  # noqa: ARG002 (most methods make none)
-        """Images as they would be replayed now, for people to look at: pixels between 0 and 1, row by row, all images
-        of a row of one class where the method can ask for a class. None where it makes no images."""
-        return None
-
-    def remarks(self) -> dict[str, str]:
-        """What must be said with every result, because it decides much of it."""
-        return {}
-
-    def parts(self) -> dict[str, nn.Module]:
-        """What is kept from task to task, by role."""
-        return {"solver": self.solver} | ({} if self.memory is None else {"exemplars": self.memory})
+AnyMethod: TypeAlias = Method[MethodOptions]

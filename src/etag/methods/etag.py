@@ -1,54 +1,196 @@
 """eTag: embedding distillation and task-oriented generation (the paper's Algorithm 1).
 
-It is GFR with two parts switched on: its solver is distilled through auxiliary classifiers too, and its generator is
-guided by the frozen classifier. The paper's B0 to B4 are the same with one part or another left out.
+Per task two things are trained. The solver: by Eq. (8) at the base task, by Eq. (9) after it. Then the generator, a
+conditional VAE of the frozen solver's features: by Eq. (6), and by Eq. (10) once there are old classes. GFR and the
+paper's ablations B0 to B4 are this method with parts of it turned off (gfr.py).
 """
 
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Literal, Self
 
-from etag.methods.base import MethodInfo
-from etag.methods.gfr import GFR, GfrOptions
-from etag.methods.registry import METHODS, method, variant
+import torch
+from pydantic import Field, NonNegativeFloat, field_validator, model_validator
+from torch import Tensor
+
+from etag.core.options import TrainOptions
+from etag.core.outputs import require
+from etag.core.random import Stream
+from etag.core.scenario import Task
+from etag.core.work import Phase, Plan, Term
+from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.parts.adversarial import AdversarialOptions
+from etag.methods.parts.cached_features import CachedFeatures
+from etag.methods.parts.distillation import l2_term
+from etag.methods.parts.embedding import EmbeddingOptions
+from etag.methods.parts.fidelity import FidelityOptions
+from etag.methods.parts.generators import options_by_kind, replay_term
+from etag.methods.parts.head_training import head_phase
+from etag.methods.parts.prototypes import PrototypeOptions
+from etag.methods.parts.variational import VariationalOptions
+from etag.methods.registry import method
+
+GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | PrototypeOptions, Field(discriminator="kind")]
 
 
-class EtagOptions(GfrOptions):
-    """eTag's options; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
+class EtagOptions(MethodOptions):
+    """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
-    preset: ClassVar[dict[str, Any]] = {"embedding": {}, "guidance": True}
+    batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
+    embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
+    guidance: bool = Field(True, description="the frozen classifier guides the VAE's training (third line of Eq. 6)")
+    lambda_ce: NonNegativeFloat | None = Field(
+        None, description="weight of generated features in Eq. (5); None is m_old / m_new"
+    )
+    lambda_l2: NonNegativeFloat | None = Field(
+        None, description="weight of Eq. (3) in Eq. (9); None is m_old / m_new"
+    )
+    lambda_vae: NonNegativeFloat | None = Field(
+        None, description="weight of Eq. (7) in Eq. (10); None is m_old / m_new"
+    )
+    refit: TrainOptions | None = Field(
+        None,
+        description="after each task but the base one, train the head once more, alone, on features of the new "
+        "images and generated ones, weighted as in Eq. (5): after short training the head lags behind the backbone",
+    )
+    generator: GeneratorOptions = Field(
+        VariationalOptions(), description="cvae, wgan or prototypes, by `kind`; a name alone takes its defaults"
+    )
+    fidelity: FidelityOptions = Field(FidelityOptions(), description="paper or authors' release")
+
+    _by_kind = field_validator("generator", mode="before")(options_by_kind)
+
+    @model_validator(mode="after")
+    def _only_a_vae_is_guided(self) -> Self:
+        if self.guidance and self.generator.kind != "cvae":
+            raise ValueError(f"guidance needs the conditional VAE: set guidance=false with {self.generator.kind}")
+        return self
 
 
 INFO = MethodInfo(
+    title="eTag",
     summary="embedding distillation and task-oriented generation: no exemplars, no prototypes",
     source="the eTag paper, Algorithm 1",
-    stores="solver, auxiliary classifiers of the base classes, generator; a row per class in head and generator",
+    stores="solver, auxiliary classifiers of the base classes, generator; one row per class in head and generator",
     generator="conditional VAE on features, guided by the frozen classifier",
+    color="#D55E00",
 )
 
 
-@method("etag", INFO)
-class ETag(GFR):
-    """Eqs. (8) and (9) for the solver, (6) and (10) for the generator."""
+@method("etag", INFO, sections=("gfr", "etag"))
+class ETag(Method[EtagOptions]):
+    """The solver first, with features of old classes from the old generator; then the generator."""
 
     Options = EtagOptions
+    has_embedded_variant = False
 
+    @property
+    def fidelity(self) -> FidelityOptions:
+        """As the options say."""
+        return self.options.fidelity
 
-def _ablation(of: type[GFR], name: str, summary: str, preset: dict[str, Any], **card: Any) -> None:
-    about = replace(INFO, summary=summary, **({"source": "the eTag paper's ablation"} | card))
-    METHODS.add(name)(variant(of, name, about, preset))
+    def build(self, stream: Stream) -> None:
+        """Solver and generator."""
+        super().build(stream)
+        size, placement = self.solver.backbone.feature_size, self.context.placement
+        self.add_generator(self.options.generator.create(size, stream, placement, self.options.fidelity))
 
+    def phases(self, task: Task) -> Plan:
+        """Algorithm 1: solver, features of the frozen solver, generator."""
+        yield self.solver_phase(task, self.solver_terms(task))
+        generator, refit = require(self.generator), self.options.refit if task.index else None
+        learns = generator.learns_after(task, self.context.classes)
+        if refit is None and not learns:
+            return
+        found = yield self.features_pass("features", task.train, generator.passes)
+        features = CachedFeatures.of(found, len(task.train))
+        if refit is not None:
+            yield self.head_phase(
+                task, features, refit, self.weight(self.options.lambda_ce, task), self.stream("refit")
+            )
+        if learns:
+            weights = self.generator_weights(task)
+            yield from generator.learn(task, features, weights, self.solver.head, self.stream())
 
-STORES, NAIVE = GFR.card.stores, GFR.card.generator
-_ablation(ETag, "b0", "eTag without the self-supervised task", {"embedding": {"views": "none"}})
-_ablation(GFR, "b1", "naive distillation, naive generation: GFR", {}, stores=STORES, generator=NAIVE)
-_ablation(GFR, "b2", "naive distillation, task-oriented generation", {"guidance": True}, stores=STORES)
-_ablation(GFR, "b3", "embedding distillation, naive generation: eGFR", {"embedding": {}}, generator=NAIVE)
-_ablation(
-    ETag,
-    "b4",
-    "eTag with class means in place of the generator",
-    {"guidance": False, "generator": {"kind": "prototypes"}},
-    source="the eTag paper's published appendix",
-    stores="solver, auxiliary classifiers of the base classes; a prototype and a row of the head per class",
-    generator=None,
-)
+    def solver_terms(self, task: Task) -> list[Term]:
+        """Eq. (8) at the base task, Eq. (9) after it."""
+        o, f, head = self.options, self.options.fidelity, self.solver.head
+        if task.index == 0:
+            terms = [self.cross_entropy(task, f.ce_new)]  # Eq. (1)
+            if self.embedding is not None:
+                terms.append(self.embedding.construction())  # Eq. (2)
+            return terms
+        lambda_ce = self.weight(o.lambda_ce, task)
+        scale = 1 / (1 + lambda_ce) if f.normalize_ce else 1.0
+        terms = [
+            self.cross_entropy(task, f.ce_new, scale),  # Eq. (5), new images
+            replay_term(require(self.generator), task, head, f.ce_replay, scale * lambda_ce),  # Eq. (5), old features
+            l2_term(f.l2_reduction, f.l2_views, self.weight(o.lambda_l2, task)),  # Eq. (3)
+        ]
+        if self.embedding is not None:
+            terms.append(self.embedding.distillation(task, self.solver))  # Eq. (4)
+        return terms
+
+    def embedding_terms(self, task: Task) -> list[Term]:  # noqa: ARG002
+        """None: `solver_terms` lists them beside the others."""
+        return []
+
+    def generator_weights(self, task: Task) -> dict[str, float]:
+        """Eq. (6) at the base task, Eq. (10) after it: the weight of each term of the VAE's loss."""
+        guide = float(self.options.guidance)
+        if task.index == 0:
+            return {"kl": 1.0, "recon": 1.0, "guide": guide}
+        f = self.options.fidelity
+        new_share = 1 / (1 + f.class_ratio(task))
+        return {
+            "kl": 1.0,  # KL(q(z | f, y) || N(0, I))
+            "recon": 1.0,  # -log p(f | y, z)
+            "guide": guide * (new_share if f.guide_weight == "normalized" else 1.0),  # the classifier's cross-entropy
+            "guide_old": guide * (1 - new_share) * f.guide_old,
+            "match": self.weight(self.options.lambda_vae, task),  # Eq. (7)
+        }
+
+    def weight(self, given: float | None, task: Task) -> float:
+        """A weight lambda: as given, or m_old / m_new."""
+        return self.options.fidelity.class_ratio(task) if given is None else given
+
+    def head_phase(
+        self, task: Task, features: CachedFeatures, training: TrainOptions, weight: float, stream: Stream
+    ) -> Phase:
+        """Train the head alone."""
+        head, placement = self.solver.head, self.context.placement
+        return head_phase(head, require(self.generator), task, features, training, weight, stream, placement)
+
+    # -- more than the paper ---------------------------------------------------------------------------------------
+
+    def update(self, task: Task, number: int) -> Plan:
+        """Learn more images of known classes: the backbone stays; head and generator train on features of the images
+        beside generated ones of all classes."""
+        generator, stream = require(self.generator), self.stream("update", number)
+        training = generator.update_training
+        generator.begin_task(task)
+        found = yield self.features_pass("features", task.train, generator.passes)
+        features = CachedFeatures.of(found, len(task.train))
+        yield self.head_phase(task, features, training, 1.0, stream.child("head"))
+        given = len(set(features.labels.tolist()))
+        weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance)}
+        weights["match"] = max(1, task.seen - given) / given
+        yield from generator.update(task, features, weights, self.solver.head, stream)
+
+    @property
+    def skips_last_task(self) -> bool:
+        """Whether the generator is not trained after the last task."""
+        return not require(self.generator).learns_after_last
+
+    def forget(self, label: int) -> None:
+        """Remove a class from head, auxiliaries and generator."""
+        self.remove_class(label)
+
+    @torch.no_grad()
+    def generate_features(self, labels: Tensor) -> Tensor | None:
+        """Features of these classes from the current generator; None for prototypes."""
+        stream = self.stream("generated features")
+        device = self.context.placement.device
+
+        def normal(purpose: str, size: int) -> Tensor:
+            return torch.randn(len(labels), size, generator=stream.generator(purpose)).to(device)
+
+        return require(self.generator).sample(labels.to(device), normal)

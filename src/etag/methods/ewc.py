@@ -1,19 +1,26 @@
 """EWC: elastic weight consolidation (Kirkpatrick et al., 2017)."""
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from etag.methods.base import MethodInfo, MultiHeadOptions
-from etag.methods.parts.importance import Importance, ImportanceOptions, PenalisedMethod, log_likelihood
+from etag.core.outputs import require
+from etag.core.random import Stream
+from etag.core.scenario import Task
+from etag.core.work import Plan
+from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.parts.importance import Importance, ImportanceOptions, log_likelihood
 from etag.methods.registry import method
 
 
-class EwcOptions(MultiHeadOptions):
-    """EWC's own options."""
+class EwcOptions(MethodOptions):
+    """Options of EWC."""
 
-    weight: NonNegativeFloat = Field(10_000.0, description="of the penalty")
-    importance: ImportanceOptions = Field(ImportanceOptions(), description="how the Fisher information is estimated")
+    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
+    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
+    head_per_task: ClassVar[bool] = True
+    weight: NonNegativeFloat = Field(10_000.0, description="weight of the penalty")
+    importance: ImportanceOptions = Field(ImportanceOptions(), description="estimation of the Fisher information")
     labels: Literal["argmax", "true", "multinomial"] = Field(
         "argmax", description="labels whose likelihood is differentiated: the likeliest, the true, or drawn ones"
     )
@@ -22,17 +29,30 @@ class EwcOptions(MultiHeadOptions):
 @method(
     "ewc",
     MethodInfo(
-        summary="a penalty on moving the weights that matter, by their Fisher information",
+        title="EWC",
+        summary="a penalty on moving important weights, measured by their Fisher information",
         source="Kirkpatrick et al., 2017",
-        stores="solver, one importance per backbone weight; a row per class in the heads",
-        head="linear, one a task",
+        stores="solver, one importance per backbone weight; one row per class in the heads",
+        head="linear, one per task",
     ),
 )
-class EWC(PenalisedMethod):
+class EWC(Method[EwcOptions]):
     """Importance is the diagonal of the Fisher information: the mean squared gradient of the log-likelihood."""
 
     Options = EwcOptions
 
-    def new_importance(self) -> Importance:
-        """Squared gradients of the log-likelihood."""
-        return Importance(self.options.importance, 2, log_likelihood(self.options.labels))
+    def build(self, stream: Stream) -> None:
+        """Store importances beside the solver."""
+        super().build(stream)
+        self.importance = Importance(self.options.importance, 2, log_likelihood(self.options.labels))
+        self.parts["importance"] = self.importance
+
+    def phases(self, task: Task) -> Plan:
+        """Train the solver under the penalty, then measure the new importances."""
+        terms = [self.cross_entropy(task)]
+        if task.index:
+            terms.append(self.importance.penalty(self.solver, require(self.teacher), self.options.weight))
+        yield self.solver_phase(task, terms)
+        images = self.importance.images(task, self.stream("importance"))
+        batches = self.pass_batches("importance", images, size=self.context.train.for_task(task.index).batch_size)
+        self.importance.add_task(task, (yield self.importance.data_pass(self.solver, batches)))

@@ -1,41 +1,50 @@
-"""Fine-tuning: learn each task and do nothing about the old ones."""
+"""Fine-tuning: learn each task and do nothing about forgetting."""
 
-from typing import Literal, Self
+from typing import ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Method, MethodInfo, MultiHeadOptions
-from etag.methods.parts.memory import ExemplarOptions
+from etag.methods.base import ExemplarMethodOptions, Method, MethodInfo
 from etag.methods.registry import method
 
 
-class FineOptions(MultiHeadOptions):
+class FineOptions(ExemplarMethodOptions):
     """The bare form of what other methods build on."""
 
-    head: Literal["growing", "fixed", "multi", "cosine"] = "growing"  # type: ignore[assignment]
-    exemplars: ExemplarOptions | None = Field(None, description="keep some images and train on them too")
+    head_kinds: ClassVar[tuple[str, ...]] = ("linear", "cosine")
+    head_per_task: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _one_head_for_all(self) -> Self:
-        if self.exemplars is not None and self.head == "multi":
-            raise ValueError("exemplars need a head that new and old classes share: choose another head than multi")
+        if self.exemplars is not None and self.head.per_task:
+            raise ValueError("exemplars need a head that old and new classes share: set head.per_task=false")
         return self
 
 
 @method(
-    "fine", MethodInfo("fine-tuning: the lower reference", "naive baseline", "solver; a row per class in the head")
+    "fine",
+    MethodInfo(
+        title="Fine",
+        summary="fine-tuning: the lower reference",
+        source="naive baseline",
+        stores="solver; one row per class in the head",
+        color="#737373",
+    ),
 )
-class Fine(Method):
-    """Cross-entropy on the task at hand over all classes seen so far."""
+class Fine(Method[FineOptions]):
+    """Cross-entropy on the task's images over all classes seen so far."""
 
     Options = FineOptions
-    domains = forgets = True
+    learns_domains = True
 
     def phases(self, task: Task) -> Plan:
-        """One, and a look for exemplars if any are kept."""
-        yield self.solver_phase(
-            task, [self.classification(task)], old_classes=self.options.head not in ("multi", "cosine")
-        )
-        yield from self.remember(task)
+        """Train the solver; store exemplars if asked to."""
+        shared_linear = self.options.head.kind == "linear" and not self.options.head.per_task
+        yield self.solver_phase(task, [self.cross_entropy(task)], old_classes=shared_linear)
+        yield from self.store_exemplars(task)
+
+    def forget(self, label: int) -> None:
+        """Remove a class from the head."""
+        self.remove_class(label)

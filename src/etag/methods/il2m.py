@@ -1,73 +1,68 @@
 """IL2M: incremental learning with dual memory (Belouadah and Popescu, 2019)."""
 
-from typing import Literal
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from etag.core.outputs import Need, Predictor, require
+from etag.core.outputs import Need, require
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, DataPass, Plan
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.base import ExemplarMethodOptions, Method, MethodInfo
 from etag.methods.parts.memory import ExemplarOptions
 from etag.methods.registry import method
-from etag.models.predictors import RectifyingPredictor
+from etag.models.answers import AnswerRule, ClassScores, RectifiedRule
 from etag.models.solver import Solver
 
 
-class Il2mOptions(MethodOptions):
-    """IL2M's own options."""
+class Il2mOptions(ExemplarMethodOptions):
+    """Options of IL2M."""
 
-    head: Literal["growing", "fixed"] = "growing"
-    exemplars: ExemplarOptions = ExemplarOptions()
+    exemplars: ExemplarOptions = Field(ExemplarOptions(), description="images to store")
     rectify: bool = Field(
-        True, description="give old classes back the scores they once had; without it, fine + exemplars"
+        True, description="give old classes back the scores they once had; false is fine-tuning with exemplars"
     )
 
 
 @method(
     "il2m",
     MethodInfo(
-        summary="fine-tuning with exemplars, and scores rectified by what they were when a class was new",
+        title="IL2M",
+        summary="fine-tuning with exemplars; scores are rectified by those that classes had when they were new",
         source="Belouadah and Popescu, 2019",
-        stores="solver, 20 images per class; a row in the head and two mean scores per class, a mean per task",
+        stores="solver, 20 images per class; one row in the head and two mean scores per class, one mean per task",
         exemplars=True,
     ),
 )
-class IL2M(Method):
-    """The second memory is that of the scores."""
+class IL2M(Method[Il2mOptions]):
+    """Two memories: exemplars, and the mean scores of classes."""
 
     Options = Il2mOptions
-    answering = frozenset({"solver", "scores"})
 
     def build(self, stream: Stream) -> None:
-        """Scores too, still none."""
+        """Store scores beside solver and exemplars."""
         super().build(stream)
-        self.scores = RectifyingPredictor()
+        self.parts["scores"] = self.scores = ClassScores()
 
     def phases(self, task: Task) -> Plan:
-        """Solver; mean scores on the new images and the kept ones; new exemplars."""
-        yield self.solver_phase(task, [self.classification(task)])
+        """Train the solver; measure mean scores on new images and exemplars; store new exemplars."""
+        yield self.solver_phase(task, [self.cross_entropy(task)])
         assert self.memory is not None
         batches = self.pass_batches("scores", self.memory.joined_to(task.train))
         found = yield DataPass("scores", _ScoreSums(self.solver, task), batches, reduce="sum")
         own = found["own"] / found["images"].clamp(min=1)
-        self.scores.learn(own[task.old :], own[: task.old], found["confidence"] / found["images"][task.old :].sum())
-        yield from self.remember(task)
+        self.scores.add_task(
+            own[task.old :], own[: task.old], found["confidence"] / found["images"][task.old :].sum()
+        )
+        yield from self.store_exemplars(task)
 
-    def predictor(self) -> Predictor:
-        """Rectified, unless that is switched off."""
-        return self.scores if self.options.rectify else super().predictor()
-
-    def parts(self) -> dict[str, nn.Module]:
-        """The scores too."""
-        return super().parts() | {"scores": self.scores}
+    def answer_rule(self) -> AnswerRule:
+        """Rectified scores, unless that is turned off."""
+        return RectifiedRule(self.solver.head, self.scores) if self.options.rectify else super().answer_rule()
 
 
 class _ScoreSums(nn.Module):
-    """Per class: images, and the sum of its own logit over them; the sum of the highest logit over all new images."""
+    """Sums per class of images and of its own logit over them; the sum of the highest logit over all new images."""
 
     def __init__(self, solver: Solver, task: Task) -> None:
         super().__init__()

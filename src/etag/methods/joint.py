@@ -1,6 +1,6 @@
-"""Joint training: every task is learned together with all data of the tasks before it."""
+"""Joint training: every task is learned together with the images of all tasks before it."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,27 +11,37 @@ from etag.methods.registry import method
 
 
 class JointOptions(MethodOptions):
-    """Joint's own option."""
+    """Options of joint training."""
 
-    head: Literal["growing", "fixed", "cosine"] = "growing"
-    start: Literal["warm", "scratch"] = Field("warm", description="go on from the last task's solver, or start anew")
+    head_kinds: ClassVar[tuple[str, ...]] = ("linear", "cosine")
+    start: Literal["warm", "scratch"] = Field(
+        "warm", description="continue from the previous task's solver, or start each task from scratch"
+    )
 
 
 @method(
-    "joint", MethodInfo("training on all data: the oracle", "Chen and Liu, 2018", "solver, all images", all_data=True)
+    "joint",
+    MethodInfo(
+        title="Joint",
+        summary="training on the images of all tasks: the upper reference",
+        source="Chen and Liu, 2018",
+        stores="solver, all images",
+        all_data=True,
+        color="#000000",
+    ),
 )
-class Joint(Method):
+class Joint(Method[JointOptions]):
     """Cross-entropy over all classes seen so far, on the images of all of them."""
 
     Options = JointOptions
-    domains = True
+    learns_domains = True
 
     def begin_task(self, task: Task) -> None:
-        """Start anew first, if asked to."""
+        """Create new networks first, if each task starts from scratch."""
         if self.options.start == "scratch":
             self.rebuild(self.task_sizes)
         super().begin_task(task)
 
     def phases(self, task: Task) -> Plan:
-        """One."""
-        yield self.solver_phase(task, [self.classification(task)])
+        """Train the solver."""
+        yield self.solver_phase(task, [self.cross_entropy(task)])

@@ -1,7 +1,7 @@
 """Lucir: learning a unified classifier incrementally via rebalancing (Hou et al., 2019)."""
 
 import math
-from typing import Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
@@ -10,7 +10,7 @@ from etag.core.outputs import Need, require
 from etag.core.scenario import Task
 from etag.core.work import Plan, Step, Term
 from etag.losses.metric import margin_ranking
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.base import ExemplarMethodOptions, Method, MethodInfo
 from etag.methods.parts.distillation import cosine_term
 from etag.methods.parts.imprinting import imprint
 from etag.methods.parts.memory import ExemplarOptions
@@ -18,48 +18,51 @@ from etag.methods.registry import method
 from etag.models.heads import CosineHead
 
 
-class LucirOptions(MethodOptions):
-    """Lucir's own options."""
+class LucirOptions(ExemplarMethodOptions):
+    """Options of Lucir."""
 
-    head: Literal["cosine"] = "cosine"
-    exemplars: ExemplarOptions = ExemplarOptions()
+    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "cosine"}}
+    head_kinds: ClassVar[tuple[str, ...]] = ("cosine",)
+    exemplars: ExemplarOptions = Field(ExemplarOptions(), description="images to store")
     weight: NonNegativeFloat = Field(
-        5.0, description="of the less-forget constraint, times sqrt(old / new classes); 10 for ImageNet"
+        5.0, description="weight of the less-forget constraint, times sqrt(old / new classes); 10 for ImageNet"
     )
-    ranking_weight: NonNegativeFloat = Field(1.0, description="of the margin ranking loss")
-    margin: NonNegativeFloat = Field(0.5, description="by which an old image's own cosine shall exceed new classes'")
-    hardest: PositiveInt = Field(2, description="new classes an old image is compared with")
-    imprint: bool = Field(True, description="begin the rows of new classes with their mean features")
+    ranking_weight: NonNegativeFloat = Field(1.0, description="weight of the margin ranking loss")
+    margin: NonNegativeFloat = Field(0.5, description="required lead of an old image's own class over new classes")
+    hardest: PositiveInt = Field(2, description="number of new classes that an old image is compared with")
+    imprint: bool = Field(True, description="initialize the rows of new classes with their mean features")
 
 
 @method(
     "lucir",
     MethodInfo(
-        summary="cosine head, likeness of feature directions, a margin between old and new classes",
+        title="Lucir",
+        summary="cosine head, distillation of feature directions, a margin between old and new classes",
         source="Hou et al., 2019",
-        stores="solver, 20 images per class; a row per class in the head",
+        stores="solver, 20 images per class; one row per class in the head",
         head="cosine, growing; old rows frozen",
         exemplars=True,
     ),
 )
-class Lucir(Method):
+class Lucir(Method[LucirOptions]):
     """Cross-entropy of scaled cosines; after the base task the two constraints."""
 
     Options = LucirOptions
 
     def phases(self, task: Task) -> Plan:
-        """Imprint new rows, train, look for exemplars."""
-        o, terms = self.options, [self.classification(task)]
+        """Imprint new rows, train the solver, store exemplars."""
+        o, terms = self.options, [self.cross_entropy(task)]
         if task.index:
             if o.imprint:
-                yield from imprint(self, task)
+                found = yield self.features_pass("imprint", task.train)
+                imprint(self.solver.head, task, found, self.stream("imprint").generator("k-means"))
             terms.append(cosine_term("less_forget", o.weight * math.sqrt(task.old / task.new)))
             terms.append(self.ranking(task))
         yield self.solver_phase(task, terms, old_classes=False)
-        yield from self.remember(task)
+        yield from self.store_exemplars(task)
 
     def ranking(self, task: Task) -> Term:
-        """Old images' own cosines above those of new classes."""
+        """The margin ranking loss: an old image is closer to its own class than to new ones."""
         o, head = self.options, self.solver.head
         assert isinstance(head, CosineHead)
 

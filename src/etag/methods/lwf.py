@@ -1,38 +1,44 @@
 """LwF: learning without forgetting (Li and Hoiem, 2017)."""
 
+from typing import Any, ClassVar
+
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Method, MethodInfo, MultiHeadOptions
+from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.distillation import logits_term
 from etag.methods.registry import method
 
 
-class LwfOptions(MultiHeadOptions):
-    """LwF's own options."""
+class LwfOptions(MethodOptions):
+    """Options of LwF."""
 
-    weight: NonNegativeFloat = Field(10.0, description="of the distillation")
+    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
+    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
+    head_per_task: ClassVar[bool] = True
+    weight: NonNegativeFloat = Field(10.0, description="weight of the distillation")
     tau: PositiveFloat = Field(2.0, description="temperature of the distillation")
 
 
 @method(
     "lwf",
     MethodInfo(
+        title="LwF",
         summary="distillation of the old heads' outputs on new images",
         source="Li and Hoiem, 2017",
-        stores="solver; a row per class in the heads",
-        head="linear, one a task",
+        stores="solver; one row per class in the heads",
+        head="linear, one per task",
     ),
 )
-class LwF(Method):
-    """Cross-entropy of the new head; the old heads go on saying what they said."""
+class LwF(Method[LwfOptions]):
+    """Cross-entropy of the new head; the outputs of the old heads stay close to the teacher's."""
 
     Options = LwfOptions
 
     def phases(self, task: Task) -> Plan:
-        """One."""
-        terms = [self.classification(task)]
+        """Train the solver."""
+        terms = [self.cross_entropy(task)]
         if task.index:
             terms.append(logits_term(task, self.options.tau, self.options.weight))
         yield self.solver_phase(task, terms)

@@ -1,33 +1,54 @@
 """MAS: memory aware synapses (Aljundi et al., 2018)."""
 
+from typing import Any, ClassVar
+
 from pydantic import Field, NonNegativeFloat
 
-from etag.methods.base import MethodInfo, MultiHeadOptions
-from etag.methods.parts.importance import Importance, ImportanceOptions, PenalisedMethod, output_norm
+from etag.core.outputs import require
+from etag.core.random import Stream
+from etag.core.scenario import Task
+from etag.core.work import Plan
+from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.parts.importance import Importance, ImportanceOptions, output_norm
 from etag.methods.registry import method
 
 
-class MasOptions(MultiHeadOptions):
-    """MAS's own options."""
+class MasOptions(MethodOptions):
+    """Options of MAS."""
 
-    weight: NonNegativeFloat = Field(400.0, description="of the penalty")
-    importance: ImportanceOptions = Field(ImportanceOptions(), description="how importances are estimated")
+    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
+    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
+    head_per_task: ClassVar[bool] = True
+    weight: NonNegativeFloat = Field(400.0, description="weight of the penalty")
+    importance: ImportanceOptions = Field(ImportanceOptions(), description="estimation of the importances")
 
 
 @method(
     "mas",
     MethodInfo(
+        title="MAS",
         summary="a penalty on moving the weights that the outputs are sensitive to",
         source="Aljundi et al., 2018",
-        stores="solver, one importance per backbone weight; a row per class in the heads",
-        head="linear, one a task",
+        stores="solver, one importance per backbone weight; one row per class in the heads",
+        head="linear, one per task",
     ),
 )
-class MAS(PenalisedMethod):
+class MAS(Method[MasOptions]):
     """Importance is the mean absolute gradient of the length of the outputs: no labels are needed."""
 
     Options = MasOptions
 
-    def new_importance(self) -> Importance:
-        """Absolute gradients of the length of the outputs."""
-        return Importance(self.options.importance, 1, output_norm)
+    def build(self, stream: Stream) -> None:
+        """Store importances beside the solver."""
+        super().build(stream)
+        self.parts["importance"] = self.importance = Importance(self.options.importance, 1, output_norm)
+
+    def phases(self, task: Task) -> Plan:
+        """Train the solver under the penalty, then measure the new importances."""
+        terms = [self.cross_entropy(task)]
+        if task.index:
+            terms.append(self.importance.penalty(self.solver, require(self.teacher), self.options.weight))
+        yield self.solver_phase(task, terms)
+        images = self.importance.images(task, self.stream("importance"))
+        batches = self.pass_batches("importance", images, size=self.context.train.for_task(task.index).batch_size)
+        self.importance.add_task(task, (yield self.importance.data_pass(self.solver, batches)))

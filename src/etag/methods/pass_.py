@@ -1,9 +1,9 @@
 """PASS: prototype augmentation and self-supervision (Zhu et al., 2021)."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
-from torch import Tensor, nn
+from torch import Tensor
 
 from etag.core.outputs import Need, require
 from etag.core.random import Stream
@@ -18,65 +18,63 @@ from etag.methods.registry import method
 
 
 class PassOptions(MethodOptions):
-    """PASS's own options."""
+    """Options of PASS."""
 
-    head: Literal["growing"] = "growing"
-    tau: PositiveFloat = Field(0.1, description="temperature of its cross-entropies")
-    l2_weight: NonNegativeFloat = Field(10.0, description="of the features' distillation")
+    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
+    tau: PositiveFloat = Field(0.1, description="temperature of the cross-entropies")
+    l2_weight: NonNegativeFloat = Field(10.0, description="weight of the distillation of features")
     l2_reduction: Literal["mean_norm", "frobenius"] = Field(
         "frobenius",
-        description="norm of the whole batch's difference (PASS; it grows with the batch), or the images' mean",
+        description="norm of the whole batch's difference (PASS; it grows with the batch), or the mean over images",
     )
-    replay_weight: NonNegativeFloat = Field(10.0, description="of the cross-entropy on augmented prototypes")
+    replay_weight: NonNegativeFloat = Field(10.0, description="weight of the cross-entropy on augmented prototypes")
 
 
 @method(
     "pass",
     MethodInfo(
+        title="PASS",
         summary="rotations as classes of their own, replayed prototypes with noise, feature distillation",
         source="Zhu et al., 2021",
-        stores="solver; a prototype and four rows of the head per class",
-        head="linear, growing, four outputs a class",
+        stores="solver; one prototype and four rows of the head per class",
+        head="linear, growing, four outputs per class",
     ),
 )
-class PASS(Method):
-    """An image turned r times has the label 4 y + r; only upright images are ever classified."""
+class PASS(Method[PassOptions]):
+    """An image of class y rotated r times has the label 4 y + r; predictions are made for upright images only."""
 
     Options = PassOptions
-    views = ROTATIONS
+    transforms = ROTATIONS
     outputs_per_class = ROTATIONS.count
 
     def build(self, stream: Stream) -> None:
-        """Prototypes too, still none."""
+        """Store prototypes beside the solver."""
         super().build(stream)
-        self.prototypes = Prototypes(self.solver.backbone.feature_size)
+        self.parts["prototypes"] = self.prototypes = Prototypes(self.solver.backbone.feature_size)
 
     def phases(self, task: Task) -> Plan:
-        """The solver, then the prototypes of its new classes."""
+        """Train the solver, then add the prototypes of the new classes."""
         o, terms = self.options, [self.rotations()]
         if task.index:
             terms += [l2_term(o.l2_reduction, "all", o.l2_weight), self.replay(task)]
         yield self.solver_phase(task, terms)
-        self.prototypes.learn(task, (yield self.features_pass("prototypes", task.train)))
+        found = yield self.features_pass("prototypes", task.train)
+        self.prototypes.add_task(task, found["features"], found["labels"])
 
     def rotations(self) -> Term:
         """Cross-entropy over all classes and rotations."""
 
         def compute(step: Step) -> Tensor:
             logits = self.solver.head(require(step.student.view_features))
-            return cross_entropy(logits / self.options.tau, require(step.shown.labels))
+            return cross_entropy(logits / self.options.tau, require(step.views.labels))
 
         return Term("ce", compute, student=Need.VIEW_FEATURES)
 
     def replay(self, task: Task) -> Term:
-        """Cross-entropy on old prototypes, moved by noise as wide as the base classes are."""
+        """Cross-entropy on old prototypes with noise of the base classes' radius."""
 
         def compute(step: Step) -> Tensor:
-            labels, features = self.prototypes.made(step.batch, task, step.batch.total, "radius")
+            labels, features = self.prototypes.generate(step.batch, task, step.batch.total, "radius")
             return cross_entropy(self.solver.head(features) / self.options.tau, labels * self.outputs_per_class)
 
         return Term("replay", compute, self.options.replay_weight)
-
-    def parts(self) -> dict[str, nn.Module]:
-        """The prototypes too."""
-        return super().parts() | {"prototypes": self.prototypes}

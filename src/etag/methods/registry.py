@@ -1,21 +1,21 @@
-"""The methods by name. `eXX` is XX with embedding distillation, whatever XX is: nobody has to write it."""
+"""The methods by name. `eXX` is XX with embedding distillation, for any XX: nobody has to write it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from etag.core.registry import Registry
-from etag.methods.base import Method, MethodInfo
+from etag.methods.base import AnyMethod, MethodInfo
 
 
-class MethodRegistry(Registry[type[Method]]):
-    """Methods, and their e-variants."""
+class MethodRegistry(Registry[type[AnyMethod]]):
+    """Methods and their variants with embedding distillation."""
 
     def __init__(self) -> None:
         super().__init__("method", "etag.methods")
-        self._embedded: dict[str, type[Method]] = {}
+        self._embedded: dict[str, type[AnyMethod]] = {}
 
-    def __getitem__(self, name: str) -> type[Method]:
+    def __getitem__(self, name: str) -> type[AnyMethod]:
         if name[:1] == "e" and name not in self._names() and name[1:] in self._plain():
             if name not in self._embedded:
                 self._embedded[name] = _embedded(name, super().__getitem__(name[1:]))
@@ -29,47 +29,52 @@ class MethodRegistry(Registry[type[Method]]):
         return list(super().__iter__())
 
     def _plain(self) -> list[str]:
-        """Methods that are themselves no composition of another one."""
-        return [name for name in self._names() if len(lineage(super(MethodRegistry, self).__getitem__(name))) == 1]
+        """Methods without embedding distillation of their own that are not variants of others."""
+        methods = {name: super(MethodRegistry, self).__getitem__(name) for name in self._names()}
+        return [name for name, cls in methods.items() if cls.has_embedded_variant]
 
 
 METHODS = MethodRegistry()
-C = TypeVar("C", bound=type[Method])
+C = TypeVar("C", bound=type[AnyMethod])
 
 
-def method(name: str, card: MethodInfo) -> Callable[[C], C]:
-    """Decorator: register a method under its name."""
+def method(name: str, info: MethodInfo, sections: Sequence[str] = ()) -> Callable[[C], C]:
+    """Decorator: register a method under its name.
+
+    `sections` names the sections of a recipe's `methods` that apply to it, in order; by default those of its parent
+    class and its own.
+    """
 
     def register(cls: C) -> C:
-        cls.card, cls.name = card, name
+        own = (name, cls.Options.preset)
+        cls.layers = tuple(own if key == name else (key, {}) for key in sections) or (*cls.layers, own)
+        cls.info, cls.name = info, name
         METHODS.add(name)(cls)
         return cls
 
     return register
 
 
-def variant(of: type[Method], name: str, card: MethodInfo, preset: dict[str, Any]) -> type[Method]:
-    """The same method with other defaults; its own name decides nothing else."""
-    about = {"__doc__": card.summary, "__module__": of.__module__}
-    options = type(f"{of.Options.__name__}_{name}", (of.Options,), about | {"preset": preset})
-    made: type[Method] = type(
-        f"{of.__name__}_{name}", (of,), about | {"Options": options, "card": card, "name": name}
+def variant(of: type[AnyMethod], name: str, info: MethodInfo, preset: dict[str, Any]) -> type[AnyMethod]:
+    """The same method with other defaults, under another name."""
+    members: dict[str, Any] = {"__doc__": info.summary, "__module__": of.__module__}
+    options = type(f"{of.Options.__name__}_{name}", (of.Options,), members | {"preset": preset})
+    members |= {"Options": options, "info": info, "name": name, "has_embedded_variant": False}
+    created: type[AnyMethod] = type(
+        f"{of.__name__}_{name}", (of,), members | {"layers": (*of.layers, (name, preset))}
     )
-    return made
+    return created
 
 
-def _embedded(name: str, of: type[Method]) -> type[Method]:
-    card = replace(
-        of.card,
-        summary=f"{of.card.summary}; with embedding distillation",
-        source=f"{of.card.source}; the eTag paper",
-        stores=f"{of.card.stores}; auxiliary classifiers of the base classes",
+def _embedded(name: str, of: type[AnyMethod]) -> type[AnyMethod]:
+    info = replace(
+        of.info,
+        title=f"e{of.info.title}",
+        summary=f"{of.info.summary}; with embedding distillation",
+        source=f"{of.info.source}; the eTag paper",
+        stores=f"{of.info.stores}; auxiliary classifiers of the base classes",
+        color=None,
     )
-    made = variant(of, name, card, {"embedding": {}})
-    made.embeds = True
-    return made
-
-
-def lineage(of: type[Method]) -> list[type[Method]]:
-    """What a method is a composition of, itself last: options for those are options for it."""
-    return [cls for cls in reversed(of.__mro__) if "name" in cls.__dict__]
+    created = variant(of, name, info, {"embedding": {}})
+    created.is_embedded = True
+    return created

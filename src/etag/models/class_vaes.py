@@ -36,6 +36,7 @@ class ClassVAEs(nn.Module):
     def __init__(self, classes: int, features: int, latent: int = 20, hidden: int = 85) -> None:
         super().__init__()
         self.latent, self.features = latent, features
+        self.count, self.hidden = classes, hidden
         self.encoder = ParallelLinear(classes, features, hidden)
         self.mean = ParallelLinear(classes, hidden, latent)
         self.log_variance = ParallelLinear(classes, hidden, latent)

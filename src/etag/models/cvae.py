@@ -52,22 +52,22 @@ class Residuals(StoredTensors):
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.keep(means=torch.empty(0, features), factor=torch.zeros(features, features))
+        self.store(means=torch.empty(0, features), factor=torch.zeros(features, features))
 
     def initialize(self, _: torch.Generator) -> None:
         """No class is known yet."""
-        self.keep(means=torch.zeros_like(self.means), factor=torch.zeros_like(self.factor))
+        self.store(means=torch.zeros_like(self.means), factor=torch.zeros_like(self.factor))
 
     def learn(self, means: Tensor, covariance: Tensor) -> None:
         """Add new classes. The covariance becomes the mean over all classes."""
         old, new = len(self.means), len(means)
         pooled = (old * self.factor @ self.factor.T + new * covariance) / (old + new)
         smallest = 1e-6 * pooled.diagonal().mean().clamp(min=1e-6) * torch.eye(len(pooled), device=pooled.device)
-        self.keep(means=torch.cat([self.means, means]), factor=torch.linalg.cholesky(pooled + smallest))
+        self.store(means=torch.cat([self.means, means]), factor=torch.linalg.cholesky(pooled + smallest))
 
     def drop(self, label: int) -> None:
         """Forget a class."""
-        self.keep(means=torch.cat([self.means[:label], self.means[label + 1 :]]))
+        self.store(means=torch.cat([self.means[:label], self.means[label + 1 :]]))
 
     def added(self, made: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """Features as they would be, not negative; `noise` is standard normal."""

@@ -1,17 +1,63 @@
-"""Classification heads that grow by blocks, one a task."""
+"""Classification heads that grow by blocks, one block per task."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
+from etag.core.options import Options
 from etag.models.initial import build
 from etag.models.modules import Modules
+
+
+class HeadOptions(Options):
+    """The layer that maps features to class scores."""
+
+    kind: Literal["linear", "cosine", "proxies"] = Field(
+        "linear", description="linear layer, scaled cosines, or several scaled cosine proxies per class"
+    )
+    growth: Literal["growing", "fixed"] = Field(
+        "growing", description="outputs are added task by task, or (fixed) all exist from the start"
+    )
+    per_task: bool = Field(False, description="one head per task; only the newest is trained")
+    answer: Literal["probability", "logit"] = Field(
+        "probability",
+        description="how heads of several tasks are compared: the highest probability over each head's own softmax "
+        "(the paper), or the highest logit of all heads (FACIL)",
+    )
+    bias: bool = Field(True, description="bias of a linear head")
+    scale: PositiveFloat = Field(1.0, description="initial value of the learned scale of cosine and proxy heads")
+    proxies: PositiveInt = Field(10, description="rows per class of a proxy head")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.growth == "fixed" and (self.per_task or self.kind != "linear"):
+            raise ValueError("growth=fixed needs one linear head for all tasks: choose growth=growing")
+        if self.per_task and self.kind != "linear":
+            raise ValueError(f"per_task=true needs linear heads: choose kind=linear instead of {self.kind}")
+        return self
+
+    @property
+    def signed(self) -> bool:
+        """Whether the head uses features of both signs, and so reads them before the last activation."""
+        return self.kind != "linear"
+
+    def new_head(self, features: int) -> "LinearHead":
+        """A head without outputs."""
+        if self.kind == "cosine":
+            return CosineHead(features, self.scale)
+        if self.kind == "proxies":
+            return ProxyHead(features, self.proxies, scale=self.scale)
+        return LinearHead(features, self.bias)
 
 
 class LinearHead(nn.Module):
     """A linear layer whose rows come in blocks of parameters.
 
-    A block is a unit of freezing: a row with zero gradient inside a larger parameter would still be moved by
+    A block is the unit of freezing: a row with zero gradient inside a larger parameter would still be moved by
     Adam's weight decay.
     """
 
@@ -21,27 +67,35 @@ class LinearHead(nn.Module):
         self.blocks: Modules[nn.Linear] = Modules()
 
     def grow(self, outputs: int, generator: torch.Generator) -> None:
-        """Add a block of outputs."""
-        self.blocks.append(build(lambda: nn.Linear(self.features, outputs, self.bias), generator))
+        """Add a block of randomly initialized outputs."""
+        self.blocks.append(build(lambda: self._block(outputs), generator))
+
+    def _block(self, outputs: int) -> nn.Linear:
+        return nn.Linear(self.features, outputs, self.bias)
 
     def drop(self, first: int, count: int = 1) -> None:
-        """Remove outputs, all of one block; an empty block goes too."""
+        """Remove `count` outputs of one block; an empty block is removed too."""
         for number, block in enumerate(self.blocks):
             if first < block.out_features:
-                kept = [row for row in range(block.out_features) if not first <= row < first + count]
-                if not kept:
+                left = [row for row in range(block.out_features) if not first <= row < first + count]
+                if not left:
                     del self.blocks[number]
                     return
-                left = nn.Linear(self.features, len(kept), self.bias, device=block.weight.device)
-                left.load_state_dict({name: value[kept] for name, value in block.state_dict().items()})
-                self.blocks[number] = left
+                smaller = nn.Linear(self.features, len(left), self.bias, device=block.weight.device)
+                smaller.load_state_dict({name: value[left] for name, value in block.state_dict().items()})
+                self.blocks[number] = smaller
                 return
             first -= block.out_features
 
     @property
     def outputs(self) -> int:
-        """Width over all blocks."""
-        return sum(block.out_features for block in self.blocks)
+        """Number of outputs over all blocks."""
+        return sum(self.block_sizes)
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """Rows of each block."""
+        return [block.out_features for block in self.blocks]
 
     @property
     def weight(self) -> Tensor:
@@ -50,7 +104,7 @@ class LinearHead(nn.Module):
 
     @property
     def trained_with_new(self) -> list[nn.Parameter]:
-        """The parameters that learn where old classes are frozen: the last block's, and those of no block."""
+        """The parameters that train while old classes are frozen: the last block's, and those outside all blocks."""
         old = {id(parameter) for block in list(self.blocks)[:-1] for parameter in block.parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in old]
 
@@ -59,46 +113,54 @@ class LinearHead(nn.Module):
         bias = torch.cat([block.bias for block in self.blocks]) if self.bias else None
         return functional.linear(features, self.weight, bias)
 
+    def describe(self) -> dict[str, Any]:
+        """The structure of the head as JSON values, from which `empty_head` builds it again."""
+        return {"kind": "linear", "features": self.features, "bias": self.bias, "blocks": self.block_sizes}
+
 
 class CosineHead(LinearHead):
-    """Scaled cosines of the feature and a vector a class (Hou et al., 2019); the scale is learned."""
+    """Scaled cosines of the feature and one vector per class (Hou et al., 2019); the scale is learned."""
 
-    proxies = 1  # rows a class
+    proxies = 1  # rows per class
 
     def __init__(self, features: int, scale: float = 1.0) -> None:
         super().__init__(features, bias=False)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def cosines(self, features: Tensor) -> Tensor:
-        """Without the scale."""
+        """Cosines without the scale."""
         return functional.normalize(features) @ functional.normalize(self.weight).T
 
     def forward(self, features: Tensor) -> Tensor:
-        """With the scale."""
+        """Scaled cosines."""
         return self.scale * self.cosines(features)
 
     @torch.no_grad()
     def imprint(self, directions: Tensor) -> None:
-        """Begin the last block's rows in these directions, as long as the older rows are in the mean."""
+        """Set the rows of the last block to these directions, with the mean length of the older rows."""
         *old, new = self.blocks
         length = torch.cat([block.weight for block in old]).norm(dim=1).mean()
         new.weight.copy_(functional.normalize(directions) * length)
 
+    def describe(self) -> dict[str, Any]:
+        """The structure of the head as JSON values."""
+        return {"kind": "cosine", "features": self.features, "blocks": self.block_sizes}
+
 
 class ProxyHead(CosineHead):
-    """Local similarity classifier (Douillard et al., 2020): several proxies a class, the nearer the weightier."""
+    """Local similarity classifier (Douillard et al., 2020): several proxies per class, nearer ones weigh more."""
 
     def __init__(self, features: int, proxies: int = 10, gamma: float = 1.0, scale: float = 1.0) -> None:
         super().__init__(features, scale)
         self.proxies, self.gamma = proxies, gamma
 
     def grow(self, outputs: int, generator: torch.Generator) -> None:
-        """Add a block of classes; a class's proxies are rows side by side."""
+        """Add a block of classes; the proxies of one class are adjacent rows."""
         super().grow(outputs * self.proxies, generator)
 
     @property
     def outputs(self) -> int:
-        """Classes over all blocks."""
+        """Number of classes over all blocks."""
         return super().outputs // self.proxies
 
     def similarities(self, features: Tensor) -> Tensor:
@@ -107,5 +169,31 @@ class ProxyHead(CosineHead):
         return (near * (self.gamma * near).softmax(2)).sum(2)
 
     def forward(self, features: Tensor) -> Tensor:
-        """With the scale."""
+        """Scaled similarities."""
         return self.scale * self.similarities(features)
+
+    def describe(self) -> dict[str, Any]:
+        """The structure of the head as JSON values."""
+        return super().describe() | {"kind": "proxies", "proxies": self.proxies, "gamma": self.gamma}
+
+
+def empty_head(
+    kind: str,
+    features: int,
+    blocks: Sequence[int],
+    bias: bool = False,
+    proxies: int = 10,
+    gamma: float = 1.0,
+) -> LinearHead:
+    """The head that `describe` described, with uninitialized weights."""
+    match kind:
+        case "linear":
+            head = LinearHead(features, bias)
+        case "cosine":
+            head = CosineHead(features)
+        case "proxies":
+            head = ProxyHead(features, proxies, gamma)
+        case _:
+            raise ValueError(f"unknown kind of head '{kind}'")
+    head.blocks.extend(head._block(size) for size in blocks)
+    return head

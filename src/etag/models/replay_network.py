@@ -66,13 +66,18 @@ class Gate(nn.Module):
         return units * (shares @ self.masks)
 
 
+def hidden_layers(features: int, hidden: int) -> nn.Sequential:
+    """Two hidden layers of equal width, each followed by a ReLU."""
+    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+
+
 class ReplayNetwork(nn.Module):
     """Classifies features and makes them again from the same hidden layer."""
 
     def __init__(self, features: int, latent: int = 100, hidden: int = 2000, silent: float = 0.7) -> None:
         super().__init__()
         self.latent, self.features = latent, features
-        self.encoder = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.encoder = hidden_layers(features, hidden)
         self.head = LinearHead(hidden)
         self.mean = nn.Linear(hidden, latent)
         self.log_variance = nn.Linear(hidden, latent, bias=False)

@@ -7,86 +7,127 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from etag.core.outputs import require
+from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, ParameterGroup, Terms
 from etag.losses.generation import critic_loss, gradient_penalty, squared_error
-from etag.methods.parts.replay import FeatureReplay, GeneratorOptions, GeneratorTrainOptions
+from etag.methods.parts.fidelity import FidelityOptions
+from etag.methods.parts.generators import GeneratorTrainOptions, NetworkGenerator, NetworkOptions, Normal
+from etag.models.initial import build
+from etag.models.solver import Frozen
 from etag.models.wgan import ConditionalWGAN
 
 
 class AdversarialTrainOptions(GeneratorTrainOptions):
-    """Adam 1e-4 with a shorter memory, times 0.3 every 200 epochs."""
+    """Adam with learning rate 1e-4 and beta1 = 0.5, times 0.3 every 200 epochs."""
 
-    epochs: PositiveInt = 501
-    betas: tuple[float, float] = (0.5, 0.999)
-    decay: PositiveFloat = 0.3
-    decay_every: PositiveInt = 200
+    epochs: PositiveInt = Field(501, description="passes over the cached features")
+    betas: tuple[float, float] = Field((0.5, 0.999), description="of Adam")
+    decay: PositiveFloat = Field(0.3, description="factor of a decay")
+    decay_every: PositiveInt = Field(200, description="`step`: epochs between two decays")
 
 
-class AdversarialOptions(GeneratorOptions):
-    """The GAN and its losses."""
+class AdversarialOptions(NetworkOptions):
+    """The Wasserstein GAN."""
 
-    kind: Literal["wgan"] = "wgan"
-    train: AdversarialTrainOptions = AdversarialTrainOptions()
-    last_task: bool = False
-    critic_steps: PositiveInt = Field(5, description="steps of the critic for one of the generator")
+    kind: Literal["wgan"] = Field("wgan", description="a conditional Wasserstein GAN")
+    train: AdversarialTrainOptions = Field(AdversarialTrainOptions(), description="training of critic and generator")
+    last_task: bool = Field(False, description="train the generator after the last task too")
+    critic_steps: PositiveInt = Field(5, description="steps of the critic per step of the generator")
     penalty: NonNegativeFloat = Field(10.0, description="weight of the gradient penalty")
-    old_match_weight: NonNegativeFloat = Field(
-        1e-3, description="factor on lambda_vae: likeness to the old generator"
-    )
+    match_factor: NonNegativeFloat = Field(1e-3, description="factor on lambda_vae: similarity to the old generator")
+
+    def create(
+        self,
+        size: int,
+        stream: Stream,
+        placement: Placement,
+        _: FidelityOptions,
+        pixels: bool = False,  # noqa: ARG002
+    ) -> "AdversarialGenerator":
+        """The generator of vectors of this size."""
+        return AdversarialGenerator(self, size, stream, placement)
 
 
-class AdversarialReplay(FeatureReplay[AdversarialOptions, ConditionalWGAN]):
-    """The part."""
+class AdversarialGenerator(NetworkGenerator):
+    """A conditional Wasserstein GAN of features or pixels."""
 
-    def network(self, features: int) -> ConditionalWGAN:
-        """Generator and critic."""
-        return ConditionalWGAN(features, self.options.latent, self.options.hidden)
+    network: ConditionalWGAN
+
+    def __init__(self, options: AdversarialOptions, size: int, stream: Stream, placement: Placement) -> None:
+        super().__init__(options, placement)
+        self.options, self.old = options, None
+        self.network = build(
+            lambda: ConditionalWGAN(size, options.latent, options.hidden), stream.generator("generator")
+        )
+
+    old: Frozen[ConditionalWGAN] | None
+
+    def begin_task(self, task: Task) -> None:
+        """Copy the GAN of the previous task."""
+        if task.index:
+            self.old = Frozen(self.network)
+
+    def add_classes(self, classes: int, stream: Stream) -> None:
+        """Add rows to generator and critic."""
+        self.network.grow(classes, stream.generator("generator"))
+
+    @torch.no_grad()
+    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+        """Labels of old classes, and features of them from the previous task's generator."""
+        labels, old = batch.draws.integers("replay labels", 0, task.old, rows), require(self.old).network
+        return labels, old.decode(batch.draws.normal("replay codes", rows, old.latent), labels)
+
+    def sample(self, labels: Tensor, normal: Normal) -> Tensor:
+        """Features of these classes from the current generator."""
+        return self.network.decode(normal("replay codes", self.network.latent), labels)
 
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:  # noqa: ARG002
-        """Nobody guides it."""
-        return AdversarialObjective(self, task, weights["match"])
+        """Losses of critic and generator; nothing guides them."""
+        return AdversarialObjective(self, task, self.options.match_factor * weights.get("match", 0.0))
 
     def groups(self) -> tuple[ParameterGroup, ...]:
         """The critic at every step, the generator at every few."""
-        critic = ParameterGroup(list(self.generator.critic.parameters()), "critic")
-        generator = list(self.generator.generator.parameters())
+        critic = ParameterGroup(list(self.network.critic.parameters()), "critic")
+        generator = list(self.network.generator.parameters())
         return critic, ParameterGroup(generator, "generator", every=self.options.critic_steps)
 
 
 class AdversarialObjective(nn.Module):
-    """What critic and generator minimize, each at its turn."""
+    """The losses of critic and generator, one at a time."""
 
-    def __init__(self, replay: AdversarialReplay, task: Task, match: float) -> None:
+    def __init__(self, generator: AdversarialGenerator, task: Task, match: float) -> None:
         super().__init__()
-        self.gan, self.old = replay.generator, replay.old
-        self._options, self._task, self._match = replay.options, task, match
+        self.gan, self.old = generator.network, generator.old
+        self._options, self._task, self._match = generator.options, task, match
 
     def forward(self, batch: Batch, group: str) -> Terms:
-        """The weighted terms of one player; `batch.inputs` are features."""
+        """The weighted terms of one parameter group; `batch.inputs` are features."""
         codes = batch.draws.normal(f"{group} codes", batch.total, self.gan.latent)
-        made = self.gan.decode(codes, batch.labels)
+        generated = self.gan.decode(codes, batch.labels)
         if group == "critic":
-            made = made.detach()
-            said = critic_loss(self.gan.critic(batch.inputs, batch.labels), self.gan.critic(made, batch.labels))
-            return {"wasserstein": said, "penalty": self._options.penalty * self._penalty(batch, made)}
-        terms = {"made": -self.gan.critic(made, batch.labels).mean()}
+            generated = generated.detach()
+            distance = critic_loss(
+                self.gan.critic(batch.inputs, batch.labels), self.gan.critic(generated, batch.labels)
+            )
+            return {"wasserstein": distance, "penalty": self._options.penalty * self._penalty(batch, generated)}
+        terms = {"generated": -self.gan.critic(generated, batch.labels).mean()}
         if self._match:
-            terms["match"] = self._match * self._likeness(batch)
+            terms["match"] = self._match * self._distance_to_old(batch)
         return terms
 
-    def _penalty(self, batch: Batch, made: Tensor) -> Tensor:
+    def _penalty(self, batch: Batch, generated: Tensor) -> Tensor:
         share = batch.draws.uniform("between", batch.total, 1)
-        with torch.enable_grad():  # a penalty on a gradient needs one, also where only its value is asked for
-            between = (batch.inputs + share * (made - batch.inputs)).requires_grad_()
+        with torch.enable_grad():  # a penalty on a gradient needs one, even where only its value is asked for
+            between = (batch.inputs + share * (generated - batch.inputs)).requires_grad_()
             return gradient_penalty(self.gan.critic(between, batch.labels), between)
 
-    def _likeness(self, batch: Batch) -> Tensor:
-        """The same codes of old classes shall become what the old generator makes of them. A sum over the batch, of
-        all processes, whose mean is what is stepped on."""
+    def _distance_to_old(self, batch: Batch) -> Tensor:
+        """Squared distance of the features that the old and the new generator give for the same codes of old classes,
+        summed over the global batch; processes average their losses, hence the factor."""
         labels = batch.draws.integers("old labels", 0, self._task.old, batch.total)
         codes = batch.draws.normal("old codes", batch.total, self.gan.latent)
         with torch.no_grad():
-            wanted = require(self.old).network.decode(codes, labels)
+            target = require(self.old).network.decode(codes, labels)
         shares = batch.total / len(batch.labels)
-        return shares * squared_error(self.gan.decode(codes, labels), wanted, half=False, per_row=False)
+        return shares * squared_error(self.gan.decode(codes, labels), target, half=False, per_row=False)

@@ -1,4 +1,4 @@
-"""Terms by which a solver takes over what its teacher says."""
+"""Loss terms that keep a solver close to its teacher: logits, features, pooled maps, attention."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -22,7 +22,7 @@ from etag.models.solver import Solver, Teacher
 
 
 def logits_term(task: Task, tau: float, weight: float) -> Term:
-    """LwF's: the outputs of old classes, all heads' together."""
+    """LwF: cross-entropy with the teacher's logits of all old classes, at temperature tau."""
 
     def compute(step: Step) -> Tensor:
         student, teacher = require(step.student.logits), require(step.teacher.logits)
@@ -34,29 +34,29 @@ def logits_term(task: Task, tau: float, weight: float) -> Term:
 def features_term(
     name: str, distance: Callable[[Tensor, Tensor], Tensor], weight: float, views: Literal["plain", "all"] = "plain"
 ) -> Term:
-    """A distance of the pooled features, of the images or of all their views."""
+    """A distance between the pooled features of student and teacher, on the images or on all their views."""
     need = Need.FEATURE if views == "plain" else Need.VIEW_FEATURES
 
     def compute(step: Step) -> Tensor:
-        said = (step.student, step.teacher)
-        student, teacher = (require(s.feature if views == "plain" else s.view_features) for s in said)
+        outputs = (step.student, step.teacher)
+        student, teacher = (require(o.feature if views == "plain" else o.view_features) for o in outputs)
         return distance(student, teacher)
 
     return Term(name, compute, weight, student=need, teacher=need)
 
 
 def l2_term(reduction: Literal["mean_norm", "frobenius"], views: Literal["plain", "all"], weight: float) -> Term:
-    """Eq. (3)."""
+    """Eq. (3): the L2 distance of the features."""
     return features_term("l2", lambda student, teacher: feature_distance(student, teacher, reduction), weight, views)
 
 
 def cosine_term(name: str, weight: float) -> Term:
-    """Lucir's less-forget constraint; PODNet's POD-flat."""
+    """One minus the cosine of the features: Lucir's less-forget constraint, PODNet's POD-flat."""
     return features_term(name, cosine_distance, weight)
 
 
 def pod_term(weight: float) -> Term:
-    """PODNet's POD-spatial, of every stage's map before its activation."""
+    """PODNet's POD-spatial on the maps of all stages, before their activations."""
 
     def compute(step: Step) -> Tensor:
         return pod_spatial(step.student.raw_stages, step.teacher.raw_stages)
@@ -65,20 +65,20 @@ def pod_term(weight: float) -> Term:
 
 
 def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, weight: float) -> Term:
-    """LwM's: where student and teacher look for one and the same old class, the student's likeliest of them.
+    """LwM: distance of the Grad-CAM maps of student and teacher for the old class the student finds likeliest.
 
-    At the last stage the map is known in closed form; at another one (1 .. L - 1) it is a gradient, and to learn from
-    it takes second-order gradients.
+    At the last stage the map has a closed form; at stages 1 .. L - 1 it is a gradient, and learning from it takes
+    second-order gradients.
     """
     last = len(solver.backbone.stages)
     need = Need.LOGITS | Need.STAGES
 
-    def attention(network: Solver, said: Outputs, top: Tensor) -> Tensor:
-        maps = said.stages[stage - 1]
+    def attention(network: Solver, outputs: Outputs, top: Tensor) -> Tensor:
+        maps = outputs.stages[stage - 1]
         if stage == last:
             return class_activation_map(maps, network.head.weight[top])
-        if maps.requires_grad:  # the student in training: its own pass is differentiated, once more later
-            logits = require(said.logits).gather(1, top[:, None])
+        if maps.requires_grad:  # the student: differentiate its own pass, which will be differentiated again
+            logits = require(outputs.logits).gather(1, top[:, None])
             return gradient_activation_map(maps, logits, create_graph=True)
         with torch.enable_grad():
             maps = maps.detach().requires_grad_()

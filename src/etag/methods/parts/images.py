@@ -1,4 +1,4 @@
-"""Image replay: to a generator of features an image is a vector of pixels between 0 and 1, like any other feature."""
+"""Image replay: to a generator of features, an image is a vector of pixels between 0 and 1."""
 
 from collections.abc import Callable, Iterator
 from typing import Self
@@ -13,83 +13,83 @@ from etag.data.preprocess import Preprocess
 from etag.losses.classification import cross_entropy
 from etag.models.solver import Solver
 
+Replay = Callable[[Batch], tuple[Tensor, Tensor]]  # labels and inputs of generated old examples, as many as the batch
+
 
 class Pixels(nn.Module):
-    """What a sweep over pixels computes: the label and the pixels of every image."""
+    """The module of a pass that collects the pixels and the label of each image."""
 
     def __init__(self, preprocess: Preprocess) -> None:
         super().__init__()
         self._preprocess = preprocess
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """One row an image."""
+        """`features` (pixels) and `labels`, one row per image."""
         return {"features": self._preprocess.pixels(batch.inputs).flatten(1), "labels": batch.labels}
 
 
 class PixelHead(nn.Module):
-    """A solver as one that classifies pixels. It is the solver itself, but does not train when its user does."""
+    """A solver as a classifier of pixel vectors. It shares the solver's weights and stays in evaluation mode."""
 
     def __init__(self, solver: Solver, preprocess: Preprocess, channels: int) -> None:
         super().__init__()
         self.solver, self._preprocess, self._channels = solver.eval(), preprocess, channels
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
-        """A guide only tells."""
+        """Do nothing: the classifier that guides a generator is not trained with it."""
         return self
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits over all classes."""
-        said: Outputs = self.solver(self.images(pixels), Need.LOGITS)
-        return require(said.logits)
+        outputs: Outputs = self.solver(self.images(pixels), Need.LOGITS)
+        return require(outputs.logits)
 
     def images(self, pixels: Tensor) -> Tensor:
-        """Pixels as a solver's inputs."""
+        """Pixel vectors as normalized images."""
         return self._preprocess.inputs(pixels.view(len(pixels), self._channels, *(self._preprocess.size,) * 2))
 
 
 class ReplayMixture:
-    """Batches in which a random share of the rows is replaced by what is made of old classes."""
+    """Batches in which a random share of the rows is replaced by generated ones of old classes."""
 
-    def __init__(self, batches: Batches, share: float, make: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
-        self._batches, self._share, self._make = batches, share, make
+    def __init__(self, batches: Batches, share: float, replay: Replay) -> None:
+        self._batches, self._share, self._replay = batches, share, replay
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, from the one numbered `start` on."""
+        """The batches of one epoch, starting with batch number `start`."""
         for batch in self._batches.epoch(index, start):
-            labels, made = self._make(batch)
+            labels, generated = self._replay(batch)
             old = batch.draws.uniform("replayed rows", batch.total) < self._share
-            inputs = torch.where(old[:, None], made, batch.inputs)
+            inputs = torch.where(old[:, None], generated, batch.inputs)
             yield Batch(inputs, torch.where(old, labels, batch.labels), batch.draws, batch.total)
 
 
 class WithReplayed:
-    """Batches to each of which as many made images of old classes are joined."""
+    """Batches with as many generated images of old classes appended."""
 
-    def __init__(self, batches: Batches, make: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
-        self._batches, self._make = batches, make
+    def __init__(self, batches: Batches, replay: Replay) -> None:
+        self._batches, self._replay = batches, replay
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, from the one numbered `start` on: real images first."""
+        """The batches of one epoch, starting with batch number `start`; real images come first."""
         for batch in self._batches.epoch(index, start):
-            labels, made = self._make(batch)
-            inputs = torch.cat([batch.inputs, made.contiguous(memory_format=torch.channels_last)])
+            labels, generated = self._replay(batch)
+            inputs = torch.cat([batch.inputs, generated.contiguous(memory_format=torch.channels_last)])
             yield Batch(inputs, torch.cat([batch.labels, labels]), batch.draws, 2 * batch.total)
 
 
-def image_replay_term(
-    task: Task, head: PixelHead, make: Callable[[Batch], tuple[Tensor, Tensor]], weight: float
-) -> Term:
-    """Cross-entropy of the solver on made images of old classes, over all classes seen."""
+def image_replay_term(task: Task, head: PixelHead, replay: Replay, weight: float) -> Term:
+    """Cross-entropy of the solver on generated images of old classes, over all seen classes."""
     solver = head.solver
 
     def compute(step: Step) -> Tensor:
-        labels, pixels = make(step.batch)
+        labels, pixels = replay(step.batch)
         return cross_entropy(require(solver(head.images(pixels), Need.LOGITS).logits), labels, 0, task.seen)
 
     return Term("replay", compute, weight)

@@ -1,6 +1,5 @@
-"""How much every weight of the backbone matters to what was learned: EWC and MAS."""
+"""How important each backbone weight is for what was learned: EWC and MAS."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -13,108 +12,77 @@ from torch.nn import functional
 from etag.core.options import Options
 from etag.core.outputs import Need, require
 from etag.core.random import Stream
-from etag.core.scenario import Task
-from etag.core.work import Batch, DataPass, Plan, Step, Term, Terms
-from etag.data.batches import ImageBatches
+from etag.core.scenario import ImageSet, Task
+from etag.core.work import Batch, Batches, DataPass, Step, Term, Terms
 from etag.losses.regularization import quadratic_penalty
-from etag.methods.base import Context, Method
 from etag.models.modules import StoredTensors
 from etag.models.solver import Solver, Teacher
 
-CHUNK = 16  # images whose own gradients are held at a time
+CHUNK = 16  # images whose own gradients are held in memory at a time
 
-# of logits, labels and uniform draws: one number an image, whose gradient tells what matters
+# of logits, labels and uniform draws: one number per image, whose gradient measures importance
 Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class ImportanceOptions(Options):
-    """How importances are measured and put together."""
+    """How importances are measured and combined."""
 
     gradients: Literal["sample", "batch"] = Field(
         "sample",
-        description="of every image, as defined; or FACIL's shortcut, the gradient of a batch's mean, which depends "
-        "on the size of the batch (and is taken per process)",
+        description="gradient of each image, as defined; or the gradient of the batch mean as in FACIL, which "
+        "depends on the batch size (and is taken per process)",
     )
-    images: PositiveInt | None = Field(None, description="images of the task that are looked at; None is all")
+    images: PositiveInt | None = Field(None, description="images of the task that are used; None uses all")
     alpha: float | Literal["classes"] = Field(
-        0.5, description="share of the old importances when new ones come in; `classes`: that of the old classes"
+        0.5, description="weight of the old importances when new ones are added; classes: the share of old classes"
     )
 
 
 class Importance(StoredTensors):
-    """One number for every parameter of the backbone, in one vector."""
+    """One number for each parameter of the backbone, in one vector."""
 
     values: Tensor
 
     def __init__(self, options: ImportanceOptions, power: Literal[1, 2], measure: Measure) -> None:
         super().__init__()
         self.options, self._power, self._measure = options, power, measure
-        self.keep(values=torch.empty(0))
+        self.store(values=torch.empty(0))
 
-    def data_pass(self, task: Task, solver: Solver, context: Context, stream: Stream) -> DataPass:
-        """A pass over images of the task that sums up absolute or squared gradients."""
-        images = task.train
-        if self.options.images is not None:
-            order = torch.randperm(len(images), generator=stream.generator("images"))
-            images = images.select(order[: self.options.images].sort().values)
-        size = context.train.for_task(task.index).batch_size
-        batches = ImageBatches(
-            images, context.preprocess, size, stream, context.placement, augment=False, shuffle=False
-        )
+    def images(self, task: Task, stream: Stream) -> ImageSet:
+        """The images of the task that importances are measured on."""
+        if self.options.images is None:
+            return task.train
+        order = torch.randperm(len(task.train), generator=stream.generator("images"))
+        return task.train.select(order[: self.options.images].sort().values)
+
+    def data_pass(self, solver: Solver, batches: Batches) -> DataPass:
+        """A pass that sums up absolute or squared gradients over images."""
         module = _Gradients(solver, self._measure, self._power, self.options.gradients)
         return DataPass("importance", module, batches, reduce="sum", gradients=True)
 
-    def learn(self, task: Task, found: dict[str, Tensor]) -> None:
-        """Put the task's importances together with the older ones. The first are taken as they are: there is nothing
-        to put them together with."""
-        new = found["importance"] / found["images"]
+    def add_task(self, task: Task, sums: dict[str, Tensor]) -> None:
+        """Combine the task's importances with the older ones; those of the first task are taken as they are."""
+        new = sums["importance"] / sums["images"]
         alpha = task.old / task.seen if self.options.alpha == "classes" else self.options.alpha
-        self.keep(values=alpha * self.values + (1 - alpha) * new if task.index else new)
+        self.store(values=alpha * self.values + (1 - alpha) * new if task.index else new)
 
-    def term(self, solver: Solver, teacher: Teacher, weight: float) -> Term:
-        """The penalty on leaving the weights of the last task."""
+    def penalty(self, solver: Solver, teacher: Teacher, weight: float) -> Term:
+        """The penalty on moving away from the weights of the previous task."""
         anchor = flat(teacher.network.backbone.parameters())
 
         def compute(_: Step) -> Tensor:
-            weights = flat(solver.backbone.parameters())
-            return quadratic_penalty(weights, anchor, self.values)
+            return quadratic_penalty(flat(solver.backbone.parameters()), anchor, self.values)
 
         return Term("penalty", compute, weight)
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All numbers in one vector, in the order of their indices, however they lie in memory."""
+    """All numbers in one vector, in the order of their indices, whatever their memory layout."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-class PenalisedMethod(Method):
-    """Base of EWC and MAS: cross-entropy of the new head, and a penalty on moving what matters in the backbone."""
-
-    @abstractmethod
-    def new_importance(self) -> Importance:
-        """Empty, but knowing how to measure."""
-
-    def build(self, stream: Stream) -> None:
-        """Importances too, still empty."""
-        super().build(stream)
-        self.importance = self.new_importance()
-
-    def phases(self, task: Task) -> Plan:
-        """The solver, then its importances."""
-        terms = [self.classification(task)]
-        if task.index:
-            terms.append(self.importance.term(self.solver, require(self.teacher), self.options.weight))
-        yield self.solver_phase(task, terms)
-        data_pass = self.importance.data_pass(task, self.solver, self.context, self.stream("importance"))
-        self.importance.learn(task, (yield data_pass))
-
-    def parts(self) -> dict[str, nn.Module]:
-        """The importances too."""
-        return super().parts() | {"importance": self.importance}
-
-
 class _Gradients(nn.Module):
-    """Sums of gradients, absolute (power 1) or squared, over the images of a batch."""
+    """Sums of gradients, absolute (power 1) or squared (power 2), over the images of a batch."""
 
     def __init__(self, solver: Solver, measure: Measure, power: int, kind: Literal["sample", "batch"]) -> None:
         super().__init__()
@@ -131,8 +99,8 @@ class _Gradients(nn.Module):
         uniform = batch.draws.uniform("sampled labels", batch.total)
 
         def measured(weights: dict[str, Tensor], images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
-            given = {f"backbone.{name}": weight for name, weight in weights.items()}
-            outputs = functional_call(self.solver, given, (images, Need.LOGITS))
+            replaced = {f"backbone.{name}": weight for name, weight in weights.items()}
+            outputs = functional_call(self.solver, replaced, (images, Need.LOGITS))
             return self._measure(require(outputs.logits), labels, uniform).mean()
 
         def of_one(weights: dict[str, Tensor], *row: Tensor) -> Tensor:
@@ -140,24 +108,24 @@ class _Gradients(nn.Module):
 
         rows = (batch.inputs, batch.labels, uniform)
         if not len(batch.labels):  # another process has the rest of a short last batch
-            summed = [torch.zeros_like(weight) for weight in weights.values()]
+            sums = [torch.zeros_like(weight) for weight in weights.values()]
         elif self._kind == "sample":
             own = vmap(grad(of_one), in_dims=(None, 0, 0, 0), chunk_size=CHUNK)(weights, *rows)
-            summed = [gradient.abs().pow(self._power).sum(0) for gradient in own.values()]
+            sums = [gradient.abs().pow(self._power).sum(0) for gradient in own.values()]
         else:
             mean = grad(measured)(weights, *rows)
-            summed = [len(batch.labels) * gradient.abs().pow(self._power) for gradient in mean.values()]
+            sums = [len(batch.labels) * gradient.abs().pow(self._power) for gradient in mean.values()]
         count = torch.tensor(float(len(batch.labels)), device=batch.labels.device)
-        return {"importance": flat(summed), "images": count}
+        return {"importance": flat(sums), "images": count}
 
 
 def log_likelihood(labels_from: Literal["argmax", "true", "multinomial"]) -> Measure:
-    """EWC's measure: the log-likelihood of a label that is the likeliest, the true one, or drawn from the outputs."""
+    """EWC: minus the log-likelihood of a label, which is the likeliest, the true one, or drawn from the outputs."""
 
     def measure(logits: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
         if labels_from == "argmax":
             labels = logits.detach().argmax(1)
-        elif labels_from == "multinomial":  # one a row: where the running sum of probabilities passes the draw
+        elif labels_from == "multinomial":  # the class at which the cumulative probability passes the draw
             labels = (logits.detach().softmax(1).cumsum(1) < uniform[:, None]).sum(1).clamp(max=logits.shape[1] - 1)
         return functional.cross_entropy(logits, labels, reduction="none")
 
@@ -165,6 +133,6 @@ def log_likelihood(labels_from: Literal["argmax", "true", "multinomial"]) -> Mea
 
 
 def output_norm(logits: Tensor, _: Tensor, __: Tensor) -> Tensor:
-    """MAS's measure: the length of the vector of all logits."""
+    """MAS: the length of the vector of all logits."""
     norms: Tensor = torch.linalg.vector_norm(logits, dim=1)
     return norms

@@ -1,28 +1,24 @@
-"""Imprinting: rows of new classes begin where the features of these classes are."""
+"""Imprinting: initialize the rows of new classes with the features of these classes."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from etag.core.scenario import Task
-from etag.core.work import Plan
-from etag.methods.base import Method
-from etag.models.heads import CosineHead
+from etag.models.heads import CosineHead, LinearHead
 
 
-def imprint(method: Method, task: Task) -> Plan:
-    """Set the last block of a cosine or proxy head to the task's features, as the untrained solver sees them."""
-    found = yield method.features_pass("imprint", task.train)
-    head = method.solver.head
+def imprint(head: LinearHead, task: Task, found: dict[str, Tensor], generator: torch.Generator) -> None:
+    """Set the last block of a cosine or proxy head to the directions of the task's features, class by class."""
     assert isinstance(head, CosineHead)
-    seed = int(torch.randint(2**31, (1,), generator=method.stream("imprint").generator("k-means")))
+    seed = int(torch.randint(2**31, (1,), generator=generator))
     classes = (found["features"][found["labels"] == label] for label in range(task.old, task.seen))
     head.imprint(torch.cat([centers(features, head.proxies, seed) for features in classes]))
 
 
 def centers(features: Tensor, count: int, seed: int) -> Tensor:
-    """The mean of a class's directions, or the centers of their k-means clusters. Where there are fewer images than
-    centers, some stand twice."""
+    """The mean direction of a class's features, or `count` k-means centers of the directions. Directions are repeated
+    where a class has fewer images than centers."""
     directions = functional.normalize(features)
     if count == 1:
         return directions.mean(0, keepdim=True)

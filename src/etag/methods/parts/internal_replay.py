@@ -1,4 +1,4 @@
-"""BI-R's network: its options, and what its training minimizes."""
+"""BI-R's network: its options and its loss."""
 
 import torch
 from pydantic import Field, PositiveInt
@@ -12,30 +12,30 @@ from etag.core.work import Batch, Terms
 from etag.losses.classification import cross_entropy
 from etag.losses.distillation import padded_distillation, padded_softmax
 from etag.losses.generation import reparameterize, sampled_divergence, squared_error
-from etag.methods.parts.replay import GeneratorTrainOptions
+from etag.methods.parts.generators import GeneratorTrainOptions
 from etag.models.replay_network import ReplayNetwork
 from etag.models.solver import Frozen
 
 
 class ReplayNetworkTrainOptions(GeneratorTrainOptions):
-    """Adam 1e-4 throughout."""
+    """Adam with a constant learning rate of 1e-4."""
 
-    steps: PositiveInt | None = Field(5000, description="of each task")
-    batch_size: PositiveInt = Field(256, description="new features per step, and as many that are replayed")
-    schedule: Schedule = "constant"
+    steps: PositiveInt | None = Field(5000, description="optimizer steps per task")
+    batch_size: PositiveInt = Field(256, description="new features per step, and as many replayed ones")
+    schedule: Schedule = Field("constant", description="learning-rate schedule")
 
 
 class ReplayNetworkOptions(Options):
     """The network that classifies and replays."""
 
-    latent: PositiveInt = 100
-    hidden: PositiveInt = 2000
-    silent: float = Field(0.7, ge=0, lt=1, description="share of the decoder's units that a class's gates silence")
-    train: ReplayNetworkTrainOptions = ReplayNetworkTrainOptions()
+    latent: PositiveInt = Field(100, description="size of the latent code")
+    hidden: PositiveInt = Field(2000, description="width of the hidden layers")
+    silent: float = Field(0.7, ge=0, lt=1, description="share of the decoder's units that a class's gates turn off")
+    train: ReplayNetworkTrainOptions = Field(ReplayNetworkTrainOptions(), description="training of the network")
 
 
 class ReplayObjective(nn.Module):
-    """Cross-entropy, reconstruction and divergence of new features; the same, with soft answers, of replayed ones."""
+    """Cross-entropy, reconstruction and divergence on new features; the same with soft targets on replayed ones."""
 
     def __init__(
         self,
@@ -57,16 +57,16 @@ class ReplayObjective(nn.Module):
         terms = {"ce": cross_entropy(logits, batch.labels, 0, seen)} | terms
         weighted = {name: new * value for name, value in terms.items()}
         if self.old is not None:
-            features, answers = self.replayed(batch)
+            features, old_logits = self.replayed(batch)
             tau = self._tau
-            logits, terms = self._generation(batch, "replayed", features, padded_softmax(answers / tau, seen))
-            terms["kd"] = padded_distillation(logits[:, :seen], answers, tau)
+            logits, terms = self._generation(batch, "replayed", features, padded_softmax(old_logits / tau, seen))
+            terms["kd"] = padded_distillation(logits[:, :seen], old_logits, tau)
             weighted |= {f"{name}_replayed": (1 - new) * value for name, value in terms.items()}
         return weighted
 
     @torch.no_grad()
     def replayed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Features of old classes, and the old network's logits of them."""
+        """Generated features of old classes, and the old network's logits for them."""
         old, classes = require(self.old).network, self._task.old
         labels = batch.draws.integers("replay labels", 0, classes, batch.total)
         codes = old.prior.codes(labels, batch.draws.normal("replay codes", batch.total, old.latent))
@@ -74,7 +74,7 @@ class ReplayObjective(nn.Module):
         return features, old.classify(features)[:, :classes]
 
     def _generation(self, batch: Batch, which: str, features: Tensor, shares: Tensor) -> tuple[Tensor, Terms]:
-        """Logits of features, and what making them again costs; `shares` are those of their classes."""
+        """Logits of features, and the terms of reconstructing them; `shares` are class probabilities, row by row."""
         network, shares = self.network, shares.to(features)
         hidden = network.encoder(features)
         mean, log_variance = network.mean(hidden), network.log_variance(hidden)

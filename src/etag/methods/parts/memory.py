@@ -1,4 +1,4 @@
-"""Exemplars: images of old classes that some methods keep. And how they are chosen."""
+"""Exemplars: images of old classes that some methods store, and how they are chosen."""
 
 from itertools import groupby
 from typing import Any, Literal
@@ -14,22 +14,28 @@ from etag.models.modules import StoredTensors
 
 
 class ExemplarOptions(Options):
-    """How many, and which."""
+    """How many images are stored, and which."""
 
-    per_class: PositiveInt = Field(20, description="images kept of every class")
-    total: PositiveInt | None = Field(None, description="images kept in all, shared by the classes; not `per_class`")
-    selection: Literal["herding", "random"] = "herding"
+    per_class: PositiveInt = Field(20, description="images stored per class")
+    total: PositiveInt | None = Field(
+        None, description="images stored in all, shared equally by the classes; replaces `per_class`"
+    )
+    selection: Literal["herding", "random"] = Field(
+        "herding", description="images whose mean feature is nearest to the class mean (herding), or random ones"
+    )
 
     @field_validator("per_class", "total", mode="before")
     @classmethod
     def _some(cls, value: Any) -> Any:
         if value == 0:
-            raise ValueError("this method needs exemplars: keep one at least, or choose a method that keeps none")
+            raise ValueError(
+                "this method needs exemplars: store at least one per class, or choose a method without them"
+            )
         return value
 
 
 class ExemplarMemory(StoredTensors):
-    """Images as they are given, in the order in which they were chosen, class by class."""
+    """Stored images, class by class, in the order in which they were chosen."""
 
     pixels: Tensor
     labels: Tensor
@@ -37,25 +43,25 @@ class ExemplarMemory(StoredTensors):
     def __init__(self, options: ExemplarOptions) -> None:
         super().__init__()
         self.options = options
-        self.keep(pixels=torch.empty(0, dtype=torch.uint8), labels=torch.empty(0, dtype=torch.long))
+        self.store(pixels=torch.empty(0, dtype=torch.uint8), labels=torch.empty(0, dtype=torch.long))
 
     @property
     def images(self) -> MemoryImages:
-        """What is kept, as a set of images."""
+        """The stored images as a set."""
         return MemoryImages(self.pixels.cpu(), self.labels.cpu())
 
     def joined_to(self, images: ImageSet) -> ImageSet:
-        """These images and those that are kept."""
+        """These images and the stored ones."""
         return concat_images(images, self.images) if len(self.labels) else images
 
     def share(self, classes: int) -> int:
-        """Images of one class, when there are so many classes."""
+        """Images stored per class when there are so many classes."""
         total = self.options.total
         return self.options.per_class if total is None else total // classes
 
     def add(self, task: Task, features: Tensor, generator: torch.Generator) -> None:
-        """Keep some images of the task, whose features these are. Older classes give room where the total is fixed:
-        the images that were chosen last go first."""
+        """Store some images of the task, whose features are given. Where the total is fixed, older classes lose the
+        images that were chosen last."""
         count, labels = self.share(task.seen), task.train.labels
         chosen = []
         for label in range(task.old, task.seen):
@@ -69,21 +75,21 @@ class ExemplarMemory(StoredTensors):
         fit = _place_in_class(self.labels) < count
         device = self.labels.device
         old = self.pixels[fit] if len(self.labels) else pixels[:0].to(device)
-        self.keep(
+        self.store(
             pixels=torch.cat([old, pixels.to(device)]),
             labels=torch.cat([self.labels[fit], labels[rows].to(device)]),
         )
 
 
 def _place_in_class(labels: Tensor) -> Tensor:
-    """Of every row: how many rows of its class come before it; classes lie one after the other."""
+    """For each row, how many rows of its class come before it; the rows of a class are adjacent."""
     counts = [len(list(rows)) for _, rows in groupby(labels.tolist())]
     return torch.cat([torch.arange(count, device=labels.device) for count in [0, *counts]])
 
 
 def herding(features: Tensor, count: int) -> Tensor:
-    """Rows of one class, best first (Rebuffi et al., 2017): each brings the mean of those chosen as near as possible
-    to the mean of all, features being scaled to unit length."""
+    """Rows of one class, best first (Rebuffi et al., 2017): each brings the mean of the chosen rows as near as
+    possible to the mean of all; features are scaled to unit length."""
     features = torch.nn.functional.normalize(features.double())
     mean, summed = features.mean(0), torch.zeros_like(features[0])
     free = torch.ones(len(features), dtype=torch.bool, device=features.device)

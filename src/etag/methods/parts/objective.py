@@ -1,4 +1,4 @@
-"""The solver's objective: one module whose forward computes every term of a step."""
+"""The solver's objective: one module whose forward computes every loss term of a step."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -14,9 +14,9 @@ from etag.models.solver import Solver, Teacher
 
 
 class SolverObjective(nn.Module):
-    """Student and teacher look at the batch once each; all terms are computed from what they say.
+    """Student and teacher process the batch once each; all terms are computed from their outputs.
 
-    A term of weight 0 is not computed: it is the base method, exactly.
+    A term of weight 0 is not computed at all, so the result is exactly that of the method without it.
     """
 
     def __init__(
@@ -24,13 +24,13 @@ class SolverObjective(nn.Module):
         solver: Solver,
         teacher: Teacher | None,
         terms: Sequence[Term],
-        views: ViewTransforms,
+        transforms: ViewTransforms,
         views_per_image: int | None = None,
         image_share: float = 1.0,
     ) -> None:
         super().__init__()
         self._terms = [term for term in terms if term.weight]
-        self._views, self._views_per_image, self._image_share = views, views_per_image, image_share
+        self._transforms, self._views_per_image, self._image_share = transforms, views_per_image, image_share
         self.need = reduce(or_, (term.student for term in self._terms), Need.NOTHING)
         self._teacher_need = reduce(or_, (term.teacher for term in self._terms), Need.NOTHING)
         self.solver, self.teacher = solver, teacher if self._teacher_need else None
@@ -38,7 +38,7 @@ class SolverObjective(nn.Module):
 
     @property
     def static(self) -> tuple[nn.Module, ...]:
-        """Stages and branches. What is compiled cannot be differentiated twice."""
+        """Stages and branches, which torch.compile may compile; none where a term needs second-order gradients."""
         if any(term.second_order for term in self._terms):
             return ()
         solvers = [self.solver] if self.teacher is None else [self.solver, self.teacher.network]
@@ -46,24 +46,24 @@ class SolverObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms."""
-        shown, teacher = self._shown(batch), Outputs()
+        views, teacher = self._views(batch), Outputs()
         if self.teacher is not None:
-            teacher = self.teacher.targets(shown, self._teacher_need)
-        step = Step(batch, shown, self.solver(shown, self.need), teacher)
+            teacher = self.teacher.targets(views, self._teacher_need)
+        step = Step(batch, views, self.solver(views, self.need), teacher)
         return {term.name: term.weight * term.compute(step) for term in self._terms}
 
-    def _shown(self, batch: Batch) -> Views:
-        """The images; where a term looks at views, those too, or a random share of them."""
+    def _views(self, batch: Batch) -> Views:
+        """The images, and their views where a term needs them: all views, or a random share."""
         if not self._with_views:
             return Views(batch.inputs, len(batch.inputs))
         if self._views_per_image is None and self._image_share == 1:
-            return self._views.of(batch.inputs, batch.labels)
-        places, number = batch.draws.order("views", batch.total), self._views_per_image or self._views.count
-        # equally many in every process: then the mean over processes is the mean over all
+            return self._transforms.of(batch.inputs, batch.labels)
+        places, number = batch.draws.order("views", batch.total), self._views_per_image or self._transforms.count
+        # equally many in every process, so that the mean over processes is the mean over all
         of = places.argsort()[: max(1, round(self._image_share * len(places)))].sort().values
-        return self._views.some(batch.inputs, batch.labels, self._views.choose(places[of], number), of)
+        return self._transforms.some(batch.inputs, batch.labels, self._transforms.choose(places[of], number), of)
 
     @property
-    def fewest(self) -> int:
-        """Images that a batch must have for BatchNorm: all that passes together must be two rows or more."""
+    def smallest_batch(self) -> int:
+        """The fewest images that BatchNorm can train on: at least two rows must pass together."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)

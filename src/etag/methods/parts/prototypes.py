@@ -1,33 +1,25 @@
-"""Prototypes: the mean feature of every class is kept, and replayed as it is or with noise around it."""
+"""Prototypes: the mean feature of each class, replayed as it is or with noise around it."""
 
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from etag.core.options import Options
-from etag.core.random import Stream
+from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch
-from etag.methods.base import Context
+from etag.core.work import Batch, Plan
+from etag.methods.parts.cached_features import CachedFeatures
+from etag.methods.parts.fidelity import FidelityOptions
+from etag.methods.parts.generators import FeatureGenerator
 from etag.models.modules import StoredTensors
 
 Spread = Literal["none", "class", "radius"]
 
 
-class PrototypeOptions(Options):
-    """Class means in place of a generator."""
-
-    kind: Literal["prototypes"] = "prototypes"
-    spread: Literal["none", "class"] = Field(
-        "none",
-        description="noise around the mean: none, or a normal number times the class's deviation (GFR's mean_replay)",
-    )
-
-
 class Prototypes(StoredTensors):
-    """Mean and standard deviation of every class's features, and one radius for all (PASS)."""
+    """Mean and standard deviation of the features of each class, and one radius for all classes (PASS)."""
 
     means: Tensor
     deviations: Tensor
@@ -35,53 +27,70 @@ class Prototypes(StoredTensors):
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.keep(means=torch.empty(0, features), deviations=torch.empty(0, features), radius=torch.zeros(()))
+        self.store(means=torch.empty(0, features), deviations=torch.empty(0, features), radius=torch.zeros(()))
 
-    def learn(self, task: Task, found: dict[str, Tensor]) -> None:
-        """Add the task's classes. The radius is that of the base classes: the square root of their mean variance."""
-        classes = [found["features"][found["labels"] == label] for label in range(task.old, task.seen)]
+    def add_task(self, task: Task, features: Tensor, labels: Tensor) -> None:
+        """Add the task's classes. The radius is the square root of the mean variance of the base classes."""
+        classes = [features[labels == label] for label in range(task.old, task.seen)]
         means = torch.stack([rows.mean(0) for rows in classes])
         variances = torch.stack([rows.var(0, correction=0) for rows in classes])
-        self.keep(
+        self.store(
             means=torch.cat([self.means, means]),
             deviations=torch.cat([self.deviations, variances.sqrt()]),
             radius=self.radius if task.index else variances.mean().sqrt(),
         )
 
-    def made(self, batch: Batch, task: Task, rows: int, spread: Spread) -> tuple[Tensor, Tensor]:
-        """Labels drawn uniformly from the old classes, and their prototypes with noise of some spread."""
+    def generate(self, batch: Batch, task: Task, rows: int, spread: Spread) -> tuple[Tensor, Tensor]:
+        """Labels drawn uniformly from the old classes, and their means with noise: none, one draw per row times the
+        deviations of the class, or one draw per number times the radius."""
         labels = batch.draws.integers("replay labels", 0, task.old, rows)
+        means = self.means[labels]
         if spread == "none":
-            return labels, self.means[labels]
-        if spread == "class":  # one draw moves the whole feature
-            return labels, self.means[labels] + batch.draws.normal("replay noise", rows, 1) * self.deviations[labels]
-        return labels, self.means[labels] + batch.draws.normal(
-            "replay noise", rows, self.means.shape[1]
-        ) * self.radius
+            return labels, means
+        if spread == "class":
+            return labels, means + batch.draws.normal("replay noise", rows, 1) * self.deviations[labels]
+        return labels, means + batch.draws.normal("replay noise", rows, means.shape[1]) * self.radius
 
 
-class PrototypeReplay:
-    """Stands in for a generator: it replays what it keeps."""
+class PrototypeOptions(Options):
+    """Class means in place of a generator."""
+
+    kind: Literal["prototypes"] = Field("prototypes", description="class means")
+    spread: Literal["none", "class"] = Field(
+        "none",
+        description="noise around the mean: none, or a normal draw times the class's deviations (GFR's mean_replay)",
+    )
+
+    def create(self, size: int, _: Stream, __: Placement, ___: FidelityOptions) -> "PrototypeGenerator":
+        """Empty prototypes of this size."""
+        return PrototypeGenerator(self, size)
+
+
+class PrototypeGenerator(FeatureGenerator):
+    """Replays stored class means."""
 
     role = "prototypes"
+    passes = 0
+    network: Prototypes
 
-    def __init__(self, options: PrototypeOptions, _: Context) -> None:
-        self.options = options
+    def __init__(self, options: PrototypeOptions, size: int) -> None:
+        self.options, self.network = options, Prototypes(size)
 
-    def build(self, features: int, _: Stream) -> None:
-        """No class is known yet."""
-        self.generator = Prototypes(features)
+    def add_classes(self, classes: int, stream: Stream) -> None:
+        """Do nothing: classes are added when they are learned."""
 
-    def begin_task(self, task: Task) -> None:
-        """There is no older one to be kept: what is learned is only added to."""
+    def learn(
+        self,
+        task: Task,
+        features: CachedFeatures,
+        weights: dict[str, float],  # noqa: ARG002
+        head: nn.Module,  # noqa: ARG002
+        stream: Stream,  # noqa: ARG002
+    ) -> Plan:
+        """Add the means of the task's classes; nothing is trained."""
+        self.network.add_task(task, features.all_features, features.all_labels)
+        yield from ()
 
-    def grow(self, classes: int, stream: Stream) -> None:
-        """Classes come in when they are learned."""
-
-    def learn(self, task: Task, found: dict[str, Tensor]) -> None:
-        """Add the task's classes."""
-        self.generator.learn(task, found)
-
-    def made(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels and features of old classes."""
-        return self.generator.made(batch, task, rows, self.options.spread)
+    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+        """Labels and prototypes of old classes."""
+        return self.network.generate(batch, task, rows, self.options.spread)

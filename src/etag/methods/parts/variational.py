@@ -1,139 +1,190 @@
-"""The paper's generator: a conditional VAE, whose training the frozen classifier may guide (Eqs. 6, 7 and 10)."""
+"""The paper's generator: a conditional VAE whose training the frozen classifier may guide (Eqs. 6, 7 and 10)."""
 
 from typing import Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field
 from torch import Tensor, nn
 
+from etag.core.options import TrainOptions
 from etag.core.outputs import require
-from etag.core.random import Stream
+from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Terms
+from etag.core.work import Batch, Plan, Terms
 from etag.losses.classification import cross_entropy
 from etag.losses.generation import pixel_cross_entropy, prior_divergence, reparameterize, squared_error
-from etag.methods.parts.classification import outputs_in
-from etag.methods.parts.replay import FeatureReplay, GeneratorOptions, Normal
+from etag.methods.parts.cached_features import CachedFeatures
+from etag.methods.parts.classification import output_range
+from etag.methods.parts.fidelity import FidelityOptions
+from etag.methods.parts.generators import NetworkGenerator, NetworkOptions, Normal
 from etag.models.cvae import ConditionalVAE
+from etag.models.initial import build
+from etag.models.solver import Frozen
 
 
-class VariationalOptions(GeneratorOptions):
-    """The conditional VAE and its losses; those that begin with `ce` are for guided training."""
+class VariationalOptions(NetworkOptions):
+    """The conditional VAE."""
 
-    kind: Literal["cvae"] = "cvae"
-    recon: Literal["gaussian", "squared", "bernoulli"] = Field(
-        "gaussian",
-        description="-log p of a unit Gaussian (half the squared error), or the release's whole; of bits, for pixels",
-    )
+    kind: Literal["cvae"] = Field("cvae", description="a conditional VAE")
     residuals: bool = Field(
         False,
-        description="add to what is made what the decoder's mean leaves out: a mean a class, and noise of one "
-        "covariance for all classes. Without it made features differ less than real ones",
-    )
-    ce_current_input: Literal["prior", "reconstruction"] = Field(
-        "prior", description="what the classifier guides: samples (Eq. 6), or the release's reconstructions"
-    )
-    ce_current_support: Literal["seen", "new", "all"] = Field(
-        "seen", description="outputs of the guiding cross-entropy; `new` is Eq. (6) to the letter"
-    )
-    ce_current_weight: Literal["one", "normalized"] = Field(
-        "one", description="weight of the guidance: 1, or the release's 1 / (1 + lambda) after the base task"
-    )
-    ce_old: bool = Field(False, description="guide what is made of old classes too, at lambda / (1 + lambda)")
-    old_match_weight: NonNegativeFloat = Field(1.0, description="factor on lambda_vae; 1e-3 in the release")
-    old_match_reduction: Literal["gaussian", "batch_sum"] = Field(
-        "gaussian",
-        description="Eq. (7): -log p per feature, or the release's squared error summed over the batch",
+        description="add to generated features what the decoder's mean leaves out: one mean per class, and noise "
+        "with one covariance for all classes. Without it generated features vary less than real ones",
     )
 
+    def create(
+        self, size: int, stream: Stream, placement: Placement, fidelity: FidelityOptions, pixels: bool = False
+    ) -> "VariationalGenerator":
+        """The generator of vectors of this size."""
+        return VariationalGenerator(self, size, stream, placement, fidelity, pixels)
 
-class VariationalReplay(FeatureReplay[VariationalOptions, ConditionalVAE]):
-    """The part."""
 
-    def network(self, features: int) -> ConditionalVAE:
-        """Encoder and decoder."""
-        o = self.options
-        return ConditionalVAE(features, o.latent, o.hidden, o.recon == "bernoulli", o.residuals)
+class VariationalGenerator(NetworkGenerator):
+    """A conditional VAE of features, or of pixels between 0 and 1."""
 
-    def sample(self, network: ConditionalVAE, labels: Tensor, normal: Normal) -> Tensor:
-        """With what the decoder's mean leaves out, if that is kept."""
-        made = super().sample(network, labels, normal)
-        if network.residuals is None:
-            return made
-        return network.residuals.added(made, labels, normal("replay residuals", made.shape[1]))
+    network: ConditionalVAE
+
+    def __init__(
+        self,
+        options: VariationalOptions,
+        size: int,
+        stream: Stream,
+        placement: Placement,
+        fidelity: FidelityOptions,
+        pixels: bool = False,
+    ) -> None:
+        super().__init__(options, placement)
+        self.fidelity, self.pixels = fidelity, pixels
+        self.old: Frozen[ConditionalVAE] | None = None
+        self.network = build(
+            lambda: ConditionalVAE(size, options.latent, options.hidden, pixels, options.residuals),
+            stream.generator("generator"),
+        )
+
+    def begin_task(self, task: Task) -> None:
+        """Copy the VAE of the previous task."""
+        if task.index:
+            self.old = Frozen(self.network)
+
+    def add_classes(self, classes: int, stream: Stream) -> None:
+        """Add rows to the layers that take the label."""
+        self.network.grow(classes, stream.generator("generator"))
+
+    def remove_class(self, label: int) -> None:
+        """Remove the rows of a class."""
+        self.network.drop(label)
 
     @torch.no_grad()
-    def finish_task(self, task: Task, found: dict[str, Tensor], stream: Stream) -> None:
-        """Look at what the decoder's mean leaves out of the new classes' features."""
-        if self.generator.residuals is None:
-            return
-        features, labels = found["features"], found["labels"]
-        codes = [
-            torch.randn(len(labels), self.options.latent, generator=stream.generator(name)).to(features)
-            for name in ("posterior", "prior")
-        ]
-        mean, log_variance = self.generator.encode(features, labels)
-        left = features - self.generator.decode(reparameterize(mean, log_variance, codes[0]), labels)
-        off = features - self.generator.decode(codes[1], labels)
-        rows = [labels == label for label in range(task.old, task.seen)]
-        covariance = torch.stack([left[own].T.cov(correction=0) for own in rows]).mean(0)
-        self.generator.residuals.learn(torch.stack([off[own].mean(0) for own in rows]), covariance)
+    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+        """Labels of old classes, and features of them from the previous task's VAE."""
+        labels = batch.draws.integers("replay labels", 0, task.old, rows)
+        old = require(self.old).network
+        return labels, _sample(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
+
+    def sample(self, labels: Tensor, normal: Normal) -> Tensor:
+        """Features of these classes from the current VAE."""
+        return _sample(self.network, labels, normal)
 
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
         """Eq. (6), or (10) where there are old classes."""
         return VariationalObjective(self, head, task, weights)
 
+    def learn(
+        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
+    ) -> Plan:
+        """Train, then measure what the decoder's mean leaves out, if that is stored."""
+        yield from super().learn(task, features, weights, head, stream)
+        if self.network.residuals is not None:
+            self._fit_residuals(task, features, stream.child("residuals"))
+
+    @property
+    def update_training(self) -> TrainOptions:
+        """As the generator is trained."""
+        return self._options.train
+
+    def update(
+        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
+    ) -> Plan:
+        """The same training on features of known classes."""
+        yield self.phase(task, features, weights, head, stream.child("generator"))
+
+    @torch.no_grad()
+    def _fit_residuals(self, task: Task, cached: CachedFeatures, stream: Stream) -> None:
+        features, labels = cached.all_features, cached.all_labels
+        codes = [
+            torch.randn(len(labels), self.network.latent, generator=stream.generator(name)).to(features)
+            for name in ("posterior", "prior")
+        ]
+        mean, log_variance = self.network.encode(features, labels)
+        error = features - self.network.decode(reparameterize(mean, log_variance, codes[0]), labels)
+        offset = features - self.network.decode(codes[1], labels)
+        rows = [labels == label for label in range(task.old, task.seen)]
+        covariance = torch.stack([error[own].T.cov(correction=0) for own in rows]).mean(0)
+        require(self.network.residuals).learn(torch.stack([offset[own].mean(0) for own in rows]), covariance)
+
+
+def _sample(network: ConditionalVAE, labels: Tensor, normal: Normal) -> Tensor:
+    """Features of these classes: decoded codes from the prior, plus residuals if the VAE has them."""
+    features = network.decode(normal("replay codes", network.latent), labels)
+    if network.residuals is None:
+        return features
+    return network.residuals.added(features, labels, normal("replay residuals", features.shape[1]))
+
 
 class VariationalObjective(nn.Module):
-    """Eqs. (6), (7) and (10): one decoder pass serves reconstruction, guidance and old knowledge."""
+    """Eqs. (6), (7) and (10): one decoder pass serves reconstruction, guidance and old classes."""
 
-    def __init__(self, replay: VariationalReplay, head: nn.Module, task: Task, weights: dict[str, float]) -> None:
+    def __init__(
+        self, generator: VariationalGenerator, head: nn.Module, task: Task, weights: dict[str, float]
+    ) -> None:
         super().__init__()
-        self.generator, self.old, self.head = replay.generator, replay.old, head
-        self._options, self._task, self._weights = replay.options, task, weights
+        self.vae, self.old, self.head = generator.network, generator.old, head
+        self._fidelity, self._pixels = generator.fidelity, generator.pixels
+        self._task, self._weights = task, {name: weight for name, weight in weights.items() if weight}
 
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms; `batch.inputs` are features."""
-        o, task, weights, draws = self._options, self._task, self._weights, batch.draws
-        first, end = outputs_in(o.ce_current_support, task)
-        mean, log_variance = self.generator.encode(batch.inputs, batch.labels)
-        posterior = reparameterize(mean, log_variance, draws.normal("posterior", batch.total, o.latent))
-        asked = {"posterior": (posterior, batch.labels)}
-        if weights["guide"] and o.ce_current_input == "prior":
-            asked["prior"] = draws.normal("prior", batch.total, o.latent), batch.labels
-        if weights["match"] or weights["guide_old"]:
-            labels = draws.integers("old labels", 0, task.old, batch.total)
-            asked["old"] = draws.normal("old codes", batch.total, o.latent), labels
-        made = self._decode(asked)
+        weights, task, latent = self._weights, self._task, self.vae.latent
+        first, end = output_range(self._fidelity.guide_classes, task)
+        mean, log_variance = self.vae.encode(batch.inputs, batch.labels)
+        posterior = reparameterize(mean, log_variance, batch.draws.normal("posterior", batch.total, latent))
+        codes = {"posterior": (posterior, batch.labels)}
+        guided = "prior" if self._fidelity.guide_input == "prior" else "posterior"
+        if "guide" in weights and guided == "prior":
+            codes["prior"] = batch.draws.normal("prior", batch.total, latent), batch.labels
+        if "match" in weights or "guide_old" in weights:
+            labels = batch.draws.integers("old labels", 0, task.old, batch.total)
+            codes["old"] = batch.draws.normal("old codes", batch.total, latent), labels
+        decoded = self._decode(codes)
 
         terms = {
             "kl": prior_divergence(mean, log_variance),
-            "recon": self._reconstruction(made["posterior"], batch.inputs),
+            "recon": self._reconstruction(decoded["posterior"], batch.inputs),
         }
-        if weights["guide"]:
-            guided = made["prior" if o.ce_current_input == "prior" else "posterior"]
-            terms["guide"] = cross_entropy(self.head(guided), batch.labels, first, end)
-        if weights["match"]:
-            terms["match"] = self._match(made["old"], *asked["old"], shares=batch.total / len(batch.labels))
-        if weights["guide_old"]:
-            terms["guide_old"] = cross_entropy(self.head(made["old"]), asked["old"][1], 0, end)
+        if "guide" in weights:
+            terms["guide"] = cross_entropy(self.head(decoded[guided]), batch.labels, first, end)
+        if "match" in weights:
+            terms["match"] = self._match(decoded["old"], *codes["old"], shares=batch.total / len(batch.labels))
+        if "guide_old" in weights:
+            terms["guide_old"] = cross_entropy(self.head(decoded["old"]), codes["old"][1], 0, end)
         return {name: weights[name] * value for name, value in terms.items()}
 
-    def _reconstruction(self, made: Tensor, wanted: Tensor) -> Tensor:
-        if self._options.recon == "bernoulli":
-            return pixel_cross_entropy(made, wanted)
-        return squared_error(made, wanted, half=self._options.recon == "gaussian")
+    def _reconstruction(self, decoded: Tensor, target: Tensor) -> Tensor:
+        if self._pixels:
+            return pixel_cross_entropy(decoded, target)
+        return squared_error(decoded, target, half=self._fidelity.reconstruction == "half")
 
-    def _decode(self, asked: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """What the decoder makes of each group of codes and labels, all in one pass."""
-        codes, labels = (torch.cat(parts) for parts in zip(*asked.values(), strict=True))
-        rows = [len(labels) for _, labels in asked.values()]
-        return dict(zip(asked, torch.split(self.generator.decode(codes, labels), rows), strict=True))
+    def _decode(self, codes: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Decode each group of codes and labels, all in one pass."""
+        latent, labels = (torch.cat(parts) for parts in zip(*codes.values(), strict=True))
+        rows = [len(group_labels) for _, group_labels in codes.values()]
+        return dict(zip(codes, torch.split(self.vae.decode(latent, labels), rows), strict=True))
 
-    def _match(self, made: Tensor, codes: Tensor, labels: Tensor, shares: float) -> Tensor:
-        """Eq. (7). The release's sum over the batch counts all processes, whose mean is what is stepped on."""
+    def _match(self, decoded: Tensor, codes: Tensor, labels: Tensor, shares: float) -> Tensor:
+        """Eq. (7). The release sums over the global batch; processes average their losses, hence `shares`."""
         with torch.no_grad():
-            wanted = require(self.old).network.decode(codes, labels)
-        if self._options.old_match_reduction == "gaussian":
-            return squared_error(made, wanted)
-        return shares * squared_error(made, wanted, half=False, per_row=False)
+            target = require(self.old).network.decode(codes, labels)
+        factor = self._fidelity.match_factor
+        if self._fidelity.match_reduction == "mean":
+            return factor * squared_error(decoded, target)
+        return factor * shares * squared_error(decoded, target, half=False, per_row=False)

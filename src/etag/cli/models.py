@@ -1,0 +1,235 @@
+"""Commands for folders of images and model directories: learn, predict, evaluate, info, export, forget."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from etag.app.lessons import LessonResult
+    from etag.app.predicting import Prediction
+
+app = typer.Typer()
+models = typer.Typer(help="Manage the versions of a model.", no_args_is_help=True)
+
+Model = Annotated[Path, typer.Argument(help="A model directory: of `etag learn`, or of a finished `etag run`.")]
+Workers = Annotated[int, typer.Option(help="Processes that decode images ahead.", min=0)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+NONE_OF_THESE = "(none of these)"
+
+
+@app.command()
+def learn(
+    model: Annotated[Path, typer.Argument(help="The model directory; created by the first lesson.")],
+    images: Annotated[Path, typer.Argument(help="A folder with one sub-folder of images per new class.")],
+    update: Annotated[bool, typer.Option("--update", help="The images are more of classes that are known.")] = False,
+    method: Annotated[
+        str | None, typer.Option(help="Method of a new model (see `etag methods`); etag by default.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="File of initial backbone weights of a new model.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of a new model.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.steps=300.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")
+    ] = False,
+) -> None:
+    """Learn new classes from a folder of images; no image is stored."""
+    from etag.app.lessons import learn_folder
+
+    named = {"method": method, "model.weights": weights, "seed": seed}
+    given = {key: value for key, value in named.items() if value is not None}
+    try:
+        result = learn_folder(model, images, given, setting or [], update=update, say=typer.echo, dry_run=dry_run)
+    except KeyboardInterrupt as stopped:
+        typer.echo(f"interrupted: '{model}' is unchanged; the same command resumes the lesson.", err=True)
+        raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
+    if result is not None:
+        _print_result(model, result)
+
+
+def _print_result(model: Path, result: "LessonResult") -> None:
+    from etag.core.text import data_size, duration
+    from etag.learner.model_directory import ModelDirectory
+
+    lesson = result.lesson
+    kind = "known" if lesson.kind == "update" else "new"
+    typer.echo(f"learned {len(lesson.classes)} classes from {lesson.images} images in {duration(lesson.seconds)}.")
+    if lesson.evaluation is not None:
+        typer.echo(
+            f"{kind} classes: {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} held-out images are "
+            "right, with all classes competing"
+        )
+    for name, accuracy in result.per_class.items():
+        typer.echo(f"  {accuracy:6.1%}  {name}")
+    if result.calibration.generated_accuracy is not None:
+        earlier = [past.evaluation for past in result.about.history[:-1] if past.evaluation is not None]
+        typer.echo(
+            "old classes: none of their images is stored to test on. "
+            f"{result.calibration.generated_accuracy:.1%} of features that the generator generates for them are "
+            "classified correctly, which is more than of real images; on held-out images it was "
+            f"{', then '.join(f'{evaluation.accuracy:.1%}' for evaluation in earlier)} when they were learned."
+        )
+    sizes = ModelDirectory(model).sizes()
+    typer.echo(
+        f"{model}: {data_size(sum(sizes.values()))}, of which predicting needs {data_size(sizes['classifier'])}."
+    )
+
+
+@app.command()
+def predict(
+    model: Model,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files, folders or patterns; without any, a list of files is read from stdin."),
+    ] = None,
+    form: Annotated[
+        Literal["table", "json", "csv"], typer.Option("--format", help="csv has the columns path,class,probability.")
+    ] = "table",
+    top: Annotated[int, typer.Option(help="Print so many of the likeliest classes of each image.", min=1)] = 1,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="Print 'none of these' where no class is likely enough.")
+    ] = False,
+    workers: Workers = 1,
+) -> None:
+    """Predict the classes of images. Files that cannot be read are reported and do not stop the rest."""
+    from etag.app.folders import image_files
+    from etag.app.predicting import predict_files
+    from etag.learner.model_directory import ModelDirectory
+
+    classifier, about = ModelDirectory(model).load_classifier()
+    given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    predictions = predict_files(classifier, about, list(image_files(given)), top=top, reject=reject, workers=workers)
+    unreadable = _print_predictions(predictions, form)
+    for prediction in unreadable:
+        typer.echo(f"{prediction.path} cannot be read: {prediction.error}.", err=True)
+    if unreadable:
+        raise typer.Exit(1)
+
+
+def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[Prediction]":
+    """Print predictions; returns those whose file could not be read."""
+    failed = []
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    if form == "csv":
+        rows.writerow(["path", "class", "probability"])
+    for prediction in predictions:
+        if prediction.error is not None:
+            failed.append(prediction)
+            continue
+        found = list(zip(prediction.classes, prediction.probabilities, strict=True))
+        if form == "json":
+            values = [{"class": name, "probability": round(likely, 6)} for name, likely in found]
+            typer.echo(json.dumps({"path": prediction.path, "predictions": values}))
+        elif form == "csv":
+            rows.writerows([prediction.path, name, f"{likely:.6f}"] for name, likely in found or [("", 0.0)])
+        else:
+            words = [f"{likely:6.1%}  {name}" for name, likely in found] or [f"        {NONE_OF_THESE}"]
+            typer.echo("\t".join([prediction.path, *words]))
+    return failed
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(help="Images of known classes, one sub-folder per class.")],
+    unknown: Annotated[Path | None, typer.Option(help="Also a folder of images of none of the classes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the confusion matrix as a figure (.png, .svg, .pdf).")
+    ] = None,
+    as_json: AsJson = False,
+    workers: Workers = 1,
+) -> None:
+    """Measure the accuracy of a model on labeled images."""
+    from etag.app.evaluating import evaluate_folder
+
+    found = evaluate_folder(model, folder, unknown, out, workers)
+    if as_json:
+        typer.echo(json.dumps(found.plain(), indent=1))
+        return
+    typer.echo(f"{found.images} images of {len(found.per_class)} classes: {found.accuracy:.1%} right")
+    for name, (count, accuracy) in found.per_class.items():
+        typer.echo(f"  {accuracy:6.1%}  of {count:5}  {name}")
+    typer.echo(f"calibration error (ECE): {found.calibration_error:.3f}")
+    if found.auroc is not None:
+        typer.echo(f"known against unknown images (AUROC): {found.auroc:.3f}")
+
+
+@app.command()
+def info(model: Model, as_json: AsJson = False) -> None:
+    """Print what a model knows, how it learned it, and what it stores."""
+    from etag.app.privacy import statement
+    from etag.core.text import data_size
+    from etag.learner.model_directory import ModelDirectory
+
+    directory = ModelDirectory(model)
+    about, sizes = directory.about(), directory.sizes()
+    if as_json:
+        content = about.plain() | {"version": directory.version, "versions": directory.versions, "bytes": sizes}
+        typer.echo(json.dumps(content, indent=1))
+        return
+    others = [str(number) for number in directory.versions if number != directory.version]
+    stored = f" (also stored: {', '.join(others)})" if others else ""
+    typer.echo(f"{model}: version {directory.version}{stored}; {len(about.classes)} classes")
+    for number, lesson in enumerate(about.history, start=1):
+        typer.echo(f"{number}. {lesson.date}  {lesson.kind}: {', '.join(map(str, lesson.classes))}".rstrip(": "))
+        if lesson.evaluation is not None:
+            typer.echo(
+                f"   {lesson.images} images; {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} test "
+                "images right"
+            )
+    typer.echo(f"method {about.method}, images of {about.preprocess.size} pixels per side")
+    typer.echo("on disk: " + ", ".join(f"{name} {data_size(size)}" for name, size in sizes.items()))
+    typer.echo(statement(directory))
+
+
+@app.command()
+def export(
+    model: Model,
+    onnx: Annotated[Path | None, typer.Option(help="Write ONNX (needs the extra `export`).")] = None,
+    torch: Annotated[Path | None, typer.Option(help="Write a torch.export program.")] = None,
+) -> None:
+    """Write the classifier as one file for other programs, after comparing it with the model."""
+    from etag.app.exporting import export_onnx, export_torch
+    from etag.core.errors import EtagError
+
+    if onnx is None and torch is None:
+        raise EtagError("choose what to write: --onnx FILE or --torch FILE.")
+    for out, write in ((onnx, export_onnx), (torch, export_torch)):
+        if out is not None:
+            typer.echo(f"{out}: written; it differs from the model by {write(model, out):.1e} at most.")
+
+
+@app.command()
+def forget(
+    model: Model, name: Annotated[str, typer.Argument(metavar="CLASS", help="A class that the model knows.")]
+) -> None:
+    """Remove a class. Older versions, which still know it, are deleted as well."""
+    from etag.app.lessons import forget_class
+
+    about = forget_class(model, name)
+    typer.echo(f"'{model}' no longer knows '{name}'; {len(about.classes)} classes are left.")
+
+
+@models.command()
+def rollback(model: Model) -> None:
+    """Return to the version that the current one was learned from."""
+    from etag.learner.model_directory import ModelDirectory
+
+    typer.echo(f"'{model}' is at version {ModelDirectory(model).rollback()} again.")
+
+
+@models.command()
+def strip(model: Model) -> None:
+    """Delete everything that only learning needs: the model predicts, but learns no more."""
+    from etag.core.text import data_size
+    from etag.learner.model_directory import ModelDirectory
+
+    directory = ModelDirectory(model)
+    directory.strip()
+    typer.echo(f"'{model}' can predict but no longer learn; {data_size(directory.sizes()['classifier'])} are left.")

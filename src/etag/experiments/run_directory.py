@@ -1,0 +1,121 @@
+"""The directory of a run: a model directory, and beside it the run's configuration, log and metrics."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from etag.core.errors import EtagError
+from etag.core.files import is_partial, locked, write_atomically
+from etag.experiments import yaml
+from etag.experiments.config import RunConfig
+from etag.learner.model_directory import ModelDirectory
+
+LOCK = ".lock"
+
+
+class RunDirectory:
+    """The files of one run. `metrics.json` is written last: where it exists, the run is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.model = path, ModelDirectory(path)
+        self.config, self.metrics = path / "config.yaml", path / "metrics.json"
+        self.steps = path / "steps.jsonl"
+        self.features = path / "features"  # of some test images, one file per task
+        self.generated = path / "generated"  # images that show what a generator generates, one file per task
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; the directory is created if it does not exist."""
+        if self._content() and not self.config.is_file():
+            raise EtagError(f"'{self.path}' exists and is not a run directory: choose another one with --out.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / LOCK).touch()
+        except OSError as error:
+            raise EtagError(f"the run directory '{self.path}' cannot be written: {error.strerror}.") from error
+        with locked(self.path / LOCK, f"another process is using '{self.path}': wait for it, or choose --out."):
+            yield
+
+    def _content(self) -> list[Path]:
+        """What is in it, except the lock and files that a killed process did not finish."""
+        if not self.path.is_dir():
+            return [self.path] if self.path.exists() else []
+        return [path for path in self.path.iterdir() if path.name != LOCK and not is_partial(path)]
+
+    def begin(self, config: RunConfig, restart: bool) -> None:
+        """Prepare the directory: a run of the same configuration is resumed, any other replaced only on `restart`."""
+        for path in filter(is_partial, self.path.rglob("*")):
+            path.unlink()
+        if self._content():
+            if not restart:
+                self.check(config)
+                return
+            for path in self._content():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write_atomically(self.config, yaml.write(config.plain()))
+        (self.path / "versions").mkdir()
+
+    def finished(self, config: RunConfig) -> bool:
+        """Whether it holds this run, complete."""
+        if not (self.config.is_file() and self.metrics.is_file()):
+            return False
+        self.check(config)
+        return True
+
+    def check(self, config: RunConfig) -> None:
+        """Raise an error if it holds a run of another configuration."""
+        if not self.config.is_file():
+            return
+        there, asked = _flat(yaml.read(self.config)), _flat(config.plain())
+        differences = [
+            f"{key} is {there.get(key)!r} there and {asked.get(key)!r} here"
+            for key in sorted(there.keys() | asked.keys())
+            if there.get(key) != asked.get(key) and not key.startswith("runtime.")
+        ]
+        if differences:
+            state = "a finished run" if self.metrics.is_file() else "an unfinished run"
+            raise EtagError(
+                f"'{self.path}' already holds {state} of another configuration ({'; '.join(differences)}): add "
+                "--restart to replace it, or choose --out."
+            )
+
+    def save_generated(self, task: int, images: Tensor, columns: int) -> None:
+        """Save an overview of generated images after a task: rows of images, one pixel apart."""
+        framed = functional.pad(images, (1,) * 4, value=1.0)
+        rows = framed.view(-1, columns, *framed.shape[1:])
+        sheet = rows.permute(0, 3, 1, 4, 2).flatten(0, 1).flatten(1, 2)  # (height, width, channels)
+        values = (255 * sheet).round().byte().cpu().numpy()
+        image = Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)
+        buffer = BytesIO()
+        image.save(buffer, format="png", optimize=True)
+        self.generated.mkdir(exist_ok=True)
+        write_atomically(self.generated / f"task-{task + 1:03}.png", buffer.getvalue())
+
+    def save_features(self, task: int, features: Tensor, labels: Tensor) -> None:
+        """Save features of test images after a task."""
+        buffer = BytesIO()
+        np.savez_compressed(buffer, features=features.float().cpu().numpy(), labels=labels.cpu().numpy())
+        self.features.mkdir(exist_ok=True)
+        write_atomically(self.features / f"task-{task + 1:03}.npz", buffer.getvalue())
+
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Write the metrics, which mark the run as complete: one key per line, so that files can be compared."""
+        lines = (f" {json.dumps(key)}: {json.dumps(content)}" for key, content in metrics.items())
+        write_atomically(self.metrics, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

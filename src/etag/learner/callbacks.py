@@ -1,0 +1,32 @@
+"""Callbacks by name: `runtime.callbacks` turns them on; plug-ins register their own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from etag.core.errors import unknown_name
+from etag.core.work import Callback
+from etag.engine.progress import TensorBoardLog
+
+CALLBACKS: dict[str, Callable[[Path], Callback]] = {
+    "tensorboard": lambda folder: TensorBoardLog(folder / "tensorboard")
+}
+F = TypeVar("F", bound=Callable[[Path], Callback])
+
+
+def callback(name: str) -> Callable[[F], F]:
+    """Decorator: register a callback class, which is created with the run directory."""
+
+    def register(create: F) -> F:
+        CALLBACKS[name] = create
+        return create
+
+    return register
+
+
+def create_callbacks(names: tuple[str, ...], folder: Path) -> list[Callback]:
+    """The callbacks of these names for a run or model directory."""
+    for name in names:
+        if name not in CALLBACKS:
+            raise unknown_name("callback", name, CALLBACKS)
+    return [CALLBACKS[name](folder) for name in names]

@@ -1,0 +1,203 @@
+"""Checkpoints inside a task: an interrupted task is resumed to the same result, bit for bit.
+
+Tensors are stored in files named after their checksum, so what does not change is written once and damage is
+detected. Two manifests take turns: while one is written, the other is complete.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from etag.core.errors import Diverged
+from etag.core.files import checksum, write_atomically
+from etag.learner.stopping import Stop
+from etag.learner.tensors import UNREADABLE, TensorFiles
+from etag.methods.base import AnyMethod
+
+TRAINING = "training"  # beside the method's parts: the state of optimizers and schedule
+
+
+class TaskCheckpointer:
+    """Saves the progress of one task in a folder, and finds the newest complete checkpoint there."""
+
+    def __init__(
+        self,
+        folder: Path,
+        method: AnyMethod,
+        task: int,
+        *,
+        every: float,
+        every_steps: int | None,
+        writes: bool,
+        stop: Stop,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder, self._method, self._task = folder, method, task
+        self._files = TensorFiles(folder)
+        self._every, self._every_steps = every, every_steps
+        self._writes, self._stop, self._say = writes, stop, say
+        found = self._newest()
+        self._found: dict[str, Any] | None = found
+        self._serial: int = found["serial"] if found else 0
+        self._results: list[str | None] = list(found["results"]) if found else []
+        self.logged: dict[str, int | None] = dict(found["logged"]) if found else {}  # steps by phase; None: all
+        self._before: float = found["seconds"] if found else 0.0
+        self._began = self._saved = time.perf_counter()
+        self._saved_step = 0  # of the current phase
+        self.last = self.where or "its beginning"  # where the newest checkpoint is, for messages
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the task, including the time before an interruption."""
+        return self._before + time.perf_counter() - self._began
+
+    @property
+    def where(self) -> str | None:
+        """Where the task was interrupted, for messages; None if it starts from its beginning."""
+        return None if self._found is None else self._describe(self._found["phase"])
+
+    def _describe(self, phase: str | None) -> str:
+        return f"step {self.logged[phase]} of phase '{phase}'" if phase else f"the end of phase {len(self._results)}"
+
+    # -- called by the engine ----------------------------------------------------------------------------------------
+
+    def done(self, number: int) -> bool:
+        """Whether a phase or pass was finished; asking for the last finished one restores the method."""
+        if self._found is None or number >= len(self._found["results"]):
+            return False
+        if number == len(self._found["results"]) - 1 and not self._found["phase"]:
+            self._restore()
+        return True
+
+    def result(self, number: int) -> dict[str, Tensor]:
+        """The result of a finished pass."""
+        name = self._results[number]
+        device = self._method.context.placement.device
+        return {} if name is None else {key: value.to(device) for key, value in self._files.read(name).items()}
+
+    def resume(self) -> dict[str, Tensor]:
+        """The training state of the interrupted phase: the first one that is not done."""
+        if self._found is None or not self._found["phase"] or len(self._results) > len(self._found["results"]):
+            return {}
+        self._restore()
+        state = self._files.read(self._found["parts"][TRAINING])
+        self._saved_step = int(state["step"])
+        return state
+
+    def due(self, step: int) -> bool:
+        """Whether the last checkpoint is old enough, or the learner was asked to stop."""
+        old = time.perf_counter() - self._saved >= self._every
+        old |= self._every_steps is not None and step - self._saved_step >= self._every_steps
+        return bool(self._stop.highest(self._stop.number or old))
+
+    def save(self, name: str, state: dict[str, Tensor]) -> None:
+        """Save the state within a phase."""
+        self.logged[name] = self._saved_step = int(state["step"])
+        self._write(name, state)
+        self._stop.check()
+
+    def finish(self, name: str, result: dict[str, Tensor]) -> None:
+        """Save the state after a phase or pass."""
+        self._results.append(self._files.write(result) if result and self._writes else None)
+        self.logged[name], self._saved_step = None, 0
+        self._write(None, {})
+        self._stop.check()
+
+    def clear(self) -> None:
+        """Delete the checkpoints: the task is finished and saved elsewhere."""
+        if self._writes:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _write(self, phase: str | None, state: dict[str, Tensor]) -> None:
+        self._check_finite()
+        self._saved = time.perf_counter()
+        if not self._writes:
+            return
+        parts = {role: self._files.write(part.state_dict()) for role, part in self._method.parts.items()}
+        if state:
+            parts[TRAINING] = self._files.write(state)
+        self._serial += 1
+        content = {
+            "serial": self._serial,
+            "task": self._task,
+            "task_sizes": self._method.task_sizes,
+            "results": self._results,
+            "phase": phase,
+            "logged": self.logged,
+            "seconds": self.seconds,
+            "parts": parts,
+        }
+        text = json.dumps(content)
+        sealed = json.dumps({"checksum": checksum(text.encode()), "content": text})
+        write_atomically(self._manifest(self._serial), sealed)
+        self.last = self._describe(phase)
+        self._remove_unused()
+
+    def _check_finite(self) -> None:
+        """Refuse to save weights that are not finite; the loss may still have been."""
+        for role, part in self._method.parts.items():
+            for name, value in part.state_dict().items():
+                if value.is_floating_point() and not value.isfinite().all():
+                    raise Diverged(
+                        f"'{role}.{name}' contains NaN or infinity: lower the learning rate, or set train.clip_norm."
+                    )
+
+    def _manifest(self, serial: int) -> Path:
+        return self._folder / f"checkpoint-{serial % 2}.json"
+
+    def _restore(self) -> None:
+        assert self._found is not None
+        for role, part in self._method.parts.items():
+            part.load_state_dict(self._files.read(self._found["parts"][role]))
+
+    def _newest(self) -> dict[str, Any] | None:
+        """The newest complete checkpoint of this task; a damaged one is reported, and the one before it used."""
+        complete, damaged = [], 0
+        for serial in (0, 1):
+            path = self._manifest(serial)
+            if not path.is_file():
+                continue
+            try:
+                content = self._unsealed(path.read_bytes())
+                if content["task"] == self._task:
+                    for name in _named(content):
+                        self._files.read(name)
+                    complete.append(content)
+            except UNREADABLE:
+                damaged += 1
+        newest = max(complete, key=lambda content: content["serial"], default=None)
+        if damaged:
+            instead = "the one before it is used" if newest else "the task starts again"
+            self._say(f"a checkpoint in '{self._folder}' is damaged: {instead}.")
+        return newest
+
+    @staticmethod
+    def _unsealed(data: bytes) -> dict[str, Any]:
+        sealed = json.loads(data)
+        text = sealed["content"]
+        if checksum(text.encode()) != sealed["checksum"]:
+            raise ValueError("damaged")
+        content: dict[str, Any] = json.loads(text)
+        return content
+
+    def _remove_unused(self) -> None:
+        """Delete the files that neither manifest names."""
+        named: set[str] = set()
+        for serial in (0, 1):
+            try:
+                named |= _named(self._unsealed(self._manifest(serial).read_bytes()))
+            except UNREADABLE:
+                continue
+        self._files.remove_all_but(named)
+
+
+def _named(content: dict[str, Any]) -> set[str]:
+    """The tensor files that a manifest needs."""
+    return {*content["parts"].values(), *filter(None, content["results"])}

@@ -1,0 +1,172 @@
+"""The learner: what happens to one task, from its first step to the saved model."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from etag.core.errors import Diverged, EtagError
+from etag.core.evaluation import Evaluation
+from etag.core.options import RuntimeOptions
+from etag.core.scenario import Task
+from etag.core.work import Callback, Checkpointer, Plan
+from etag.engine.engine import Engine
+from etag.engine.runtime import Runtime
+from etag.evaluation.evaluate import evaluate, predictions_pass
+from etag.learner.calibration import Calibration, calibrate
+from etag.learner.checkpoints import TaskCheckpointer
+from etag.learner.model_directory import About, Lesson, ModelDirectory, Name
+from etag.learner.stopping import Stop
+from etag.methods.abilities import CanUpdate
+from etag.methods.base import AnyMethod
+
+
+def silent(_: str) -> None:
+    """Print nothing."""
+
+
+class Learner:
+    """Trains a method task by task: begins a task, runs its phases with checkpoints, ends and evaluates it, saves it.
+
+    It may run in any thread; `stop.request()` interrupts it at its next checkpoint. Without a directory nothing is
+    saved, for estimates and tests.
+    """
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        runtime: Runtime,
+        directory: ModelDirectory | None = None,
+        about: About | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        stop: Stop | None = None,
+        say: Callable[[str], None] = silent,
+        engine: Engine | None = None,
+    ) -> None:
+        self.method, self.runtime, self.directory = method, runtime, directory
+        self.callbacks = callbacks if runtime.leader else ()
+        self.stop, self._say = stop or Stop(runtime.highest), say
+        self.engine = engine or Engine(runtime, self.callbacks, self.stop.check)
+        self.about = about or About({}, method.context.preprocess, method.context.channels)
+        self.calibration: Calibration | None = None  # of the last lesson that was calibrated
+
+    # -- one task --------------------------------------------------------------------------------------------------
+
+    def learn(self, task: Task, lesson: "LessonPlan") -> Evaluation:
+        """Learn a task and save the model; returns its evaluation. An interrupted task is resumed."""
+        start, checkpointer = time.perf_counter(), self.checkpointer(task, lesson)
+        for callback in self.callbacks:
+            callback.on_task_begin(task, {} if checkpointer is None else checkpointer.logged)
+        try:
+            self.train(task, checkpointer, update=len(self.about.history) if lesson.update else None)
+        except Diverged as error:
+            where = "" if checkpointer is None else f" The last good checkpoint is at {checkpointer.last}."
+            raise EtagError(f"task {task.index + 1}: {error}{where}") from error
+        seconds = time.perf_counter() - start if checkpointer is None else checkpointer.seconds
+        evaluation, test_seconds = self._evaluate(task, lesson)
+        for callback in self.callbacks:
+            callback.on_evaluation(task, evaluation)
+        lesson.before_saving(self)
+        self._save(task, lesson, evaluation, seconds, test_seconds)
+        for callback in self.callbacks:
+            callback.on_task_end(task)
+        self.stop.check()
+        return evaluation
+
+    def train(self, task: Task, checkpointer: Checkpointer | None = None, update: int | None = None) -> None:
+        """Train a task without evaluating or saving it; `update` numbers an update of known classes."""
+        if update is not None:
+            self.engine.execute(self._update_plan(task, update), checkpointer)
+            return
+        self.method.begin_task(task)
+        self.engine.execute(self.method.phases(task), checkpointer)
+        self.method.end_task(task)
+
+    def _update_plan(self, task: Task, number: int) -> Plan:
+        if not isinstance(self.method, CanUpdate):
+            raise EtagError(
+                f"{self.method.name} cannot learn more of the classes it knows: `etag methods` lists those that can."
+            )
+        return self.method.update(task, number)
+
+    def checkpointer(self, task: Task, lesson: "LessonPlan") -> TaskCheckpointer | None:
+        """The checkpoints of a task; None without a directory. Every process must call it."""
+        if self.directory is None:
+            return None
+        if self.runtime.leader:
+            self.directory.begin_work([self.about.config, task.index, lesson.fingerprint])
+        self.runtime.fabric.barrier()  # the folder is ready
+        options = lesson.runtime
+        found = TaskCheckpointer(
+            self.directory.work / "checkpoints",
+            self.method,
+            task.index,
+            every=options.checkpoint_every,
+            every_steps=options.checkpoint_steps,
+            writes=self.runtime.leader,
+            stop=self.stop,
+            say=self._say,
+        )
+        self.runtime.fabric.barrier()  # everybody has read it
+        if found.where:
+            self._say(f"resuming task {task.index + 1} at {found.where}.")
+        return found
+
+    def _evaluate(self, task: Task, lesson: "LessonPlan") -> tuple[Evaluation, float]:
+        """Evaluate on the test images of the lesson's tasks, and calibrate if the lesson asks for it."""
+        start, context = time.perf_counter(), self.method.context
+        tasks = lesson.evaluated or (task,)
+        first, *others = (each.test for each in tasks)
+        found = self.engine.run_pass(
+            predictions_pass(
+                first.join(others),
+                self.method.classifier(),
+                self.method.task_sizes,
+                context.preprocess,
+                context.placement,
+                scores=lesson.calibrate,
+            )
+        )
+        evaluation = evaluate(found, tasks)
+        if lesson.calibrate:
+            self.calibration = calibrate(self.method, found["scores"], found["label"], task.old)
+        return evaluation, time.perf_counter() - start
+
+    def _save(
+        self, task: Task, plan: "LessonPlan", evaluation: Evaluation, seconds: float, test_seconds: float
+    ) -> None:
+        lesson = Lesson(
+            kind="update" if plan.update else "learn",
+            classes=plan.names,
+            images=len(task.train),
+            seconds=round(seconds, 3),
+            test_seconds=round(test_seconds, 3),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            evaluation=evaluation,
+        )
+        changes: dict[str, Any] = {"task_sizes": tuple(self.method.task_sizes), "pinned": plan.pinned}
+        if not plan.update:
+            changes["classes"] = (*self.about.classes, *plan.names)
+        if self.calibration is not None:
+            changes |= {"temperature": self.calibration.temperature, "threshold": self.calibration.threshold}
+        self.about = self.about.with_lesson(lesson, **changes)
+        if self.directory is not None and self.runtime.leader:
+            self.directory.save(self.method, self.about, plan.keep_versions)
+        self.runtime.fabric.barrier()
+
+
+@dataclass(frozen=True)
+class LessonPlan:
+    """How a task is learned, evaluated and saved."""
+
+    names: tuple[Name, ...]  # of the task's new classes (of the known ones, for an update)
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+    update: bool = False  # more images of known classes
+    fingerprint: str = ""  # identifies the images: checkpoints of other images are not resumed
+    evaluated: tuple[Task, ...] = ()  # tasks whose test images are evaluated; none means the task itself
+    calibrate: bool = False  # fit temperature and threshold to the test images
+    pinned: bool = False  # the version is the result of a run and is never removed
+    keep_versions: int = 3
+    before_saving: Callable[[Learner], None] = lambda _: None  # more to do or write once the task is evaluated

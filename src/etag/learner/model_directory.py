@@ -1,0 +1,364 @@
+"""The model directory: the one format of saved models. `etag run` ends with one, `etag learn` creates one.
+
+    current                       the number of the version in force
+    versions/N/about.json         configuration, classes, history, structure, and the names of its tensor files
+    tensors/CHECKSUM.safetensors  tensors; versions share files with equal content
+    work/                         checkpoints of a task that is being learned
+
+A version has two parts: the classifier (what predicts) and the learner (what learning more needs besides). It is
+written completely before `current` names it, so a reader sees the model as it was before or as it is after.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from etag.core.errors import EtagError
+from etag.core.evaluation import Evaluation
+from etag.core.files import checksum, locked, write_atomically
+from etag.core.random import CPU, Placement
+from etag.data.preprocess import Preprocess
+from etag.learner.config import OPEN_END, LearnerConfig, create_method
+from etag.learner.tensors import UNREADABLE, TensorFiles
+from etag.methods.base import AnyMethod
+from etag.models.classifier import Classifier
+
+FORMAT = 2
+VERSIONS = 3  # how many are stored, by default
+Name = Hashable  # of a class: text, a number, or a tuple of these
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One change of a model: a task learned, known classes updated, or a class forgotten."""
+
+    kind: str  # learn, update or forget
+    classes: tuple[Name, ...]
+    images: int
+    seconds: float  # of training
+    test_seconds: float
+    date: str
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True)
+class About:
+    """Everything about a version except its tensors."""
+
+    config: dict[str, Any]  # of the learner, as JSON values: validated only when it learns
+    preprocess: Preprocess
+    channels: int
+    task_sizes: tuple[int, ...] = ()
+    classes: tuple[Name, ...] = ()
+    expected_classes: int | None = None  # how many there will be in all; None where nobody knows
+    temperature: float = 1.0
+    threshold: float = 0.0  # predictions with a lower probability count as "none of these", on request
+    history: tuple[Lesson, ...] = ()
+    parent: int | None = None  # the version it was learned from
+    pinned: bool = False  # never removed: the result of a finished run
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.config["method"]["name"])
+
+    def learner_config(self) -> LearnerConfig:
+        """The validated configuration of the learner."""
+        return LearnerConfig.from_plain(self.config)
+
+    def with_lesson(self, lesson: Lesson, **changes: Any) -> Self:
+        """The same after one more lesson; of earlier evaluations the confusion matrices are dropped."""
+        earlier = (
+            past if past.evaluation is None else replace(past, evaluation=past.evaluation.without_confusion())
+            for past in self.history
+        )
+        return replace(self, history=(*earlier, lesson), **changes)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        values = {field: getattr(self, field) for field in self.__dataclass_fields__}
+        lessons = [asdict(lesson) | {"classes": list(map(plain_name, lesson.classes))} for lesson in self.history]
+        return values | {
+            "preprocess": asdict(self.preprocess),
+            "classes": list(map(plain_name, self.classes)),
+            "history": lessons,
+        }
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Self:
+        """From JSON values."""
+        given = {field: values[field] for field in cls.__dataclass_fields__}
+        return cls(
+            **given
+            | {
+                "preprocess": Preprocess.from_plain(values["preprocess"]),
+                "task_sizes": tuple(values["task_sizes"]),
+                "classes": tuple(map(_name, values["classes"])),
+                "history": tuple(map(_lesson, values["history"])),
+            }
+        )
+
+
+def plain_name(name: Name) -> Any:
+    """A class name as a JSON value; JSON has no tuples."""
+    if isinstance(name, tuple):
+        return {"tuple": [plain_name(part) for part in name]}
+    if name is None or isinstance(name, str | bool | int | float):
+        return name
+    raise EtagError(f"the class {name!r} cannot be saved: names are text, numbers, or tuples of these.")
+
+
+def _name(value: Any) -> Name:
+    return tuple(map(_name, value["tuple"])) if isinstance(value, dict) else value
+
+
+def _lesson(values: dict[str, Any]) -> Lesson:
+    found = values["evaluation"]
+    evaluation = None if found is None else Evaluation(**found)
+    return Lesson(**values | {"classes": tuple(map(_name, values["classes"])), "evaluation": evaluation})
+
+
+class ModelDirectory:
+    """A model on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._current, self._versions = self.path / "current", self.path / "versions"
+        self._tensors = TensorFiles(self.path / "tensors")
+        self.work = self.path / "work"  # of a task that is being learned
+
+    def exists(self) -> bool:
+        """Whether there is a version to predict with."""
+        return self._current.is_file()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from changing the model meanwhile; the directory is created if it does not exist."""
+        if self.path.exists() and not self._versions.is_dir() and (self.path.is_file() or any(self.path.iterdir())):
+            raise EtagError(f"'{self.path}' exists and is not a model directory: choose another directory.")
+        existed = self._versions.is_dir()
+        try:
+            self._versions.mkdir(parents=True, exist_ok=True)
+            (self.path / ".lock").touch()
+        except OSError as error:
+            raise EtagError(f"the model directory '{self.path}' cannot be written: {error.strerror}.") from error
+        try:
+            with locked(self.path / ".lock", f"another process is changing '{self.path}': wait until it is done."):
+                yield
+        finally:
+            if not existed and not self.exists() and not self.work.exists():
+                shutil.rmtree(self.path, ignore_errors=True)  # nothing was learned
+
+    # -- the task that is being learned ------------------------------------------------------------------------------
+
+    def begin_work(self, description: Any) -> Path:
+        """The folder for checkpoints of a task; checkpoints of a task with another description are deleted."""
+        version = self.version if self.exists() else 0
+        mark = checksum(json.dumps([version, description], sort_keys=True).encode())
+        file = self.work / "task"
+        if not file.is_file() or file.read_text() != mark:
+            self.clear_work()
+            self.work.mkdir(parents=True)
+            write_atomically(file, mark)
+        return self.work / "checkpoints"
+
+    def clear_work(self) -> None:
+        """Delete the checkpoints of an unfinished task."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The number of the version in force."""
+        try:
+            return int(self._current.read_text())
+        except (OSError, ValueError) as error:
+            raise EtagError(
+                f"'{self.path}' is not a model directory: `etag learn` creates one, and a finished `etag run` is one."
+            ) from error
+
+    @property
+    def versions(self) -> list[int]:
+        """The numbers of all stored versions, oldest first."""
+        return sorted(int(path.name) for path in self._versions.iterdir() if path.name.isdecimal())
+
+    @property
+    def pinned_versions(self) -> list[int]:
+        """The versions that are never removed."""
+        return [number for number in self.versions if self._content(number)["pinned"]]
+
+    def save(self, method: AnyMethod, about: About, keep: int = VERSIONS) -> int:
+        """Add a version and put it in force; returns its number. Checkpoints and older versions beyond `keep` are
+        deleted."""
+        number = max([0, *self.versions]) + 1
+        classifier = method.classifier()
+        classifier.temperature = about.temperature
+        parts = {"backbone": classifier.backbone.state_dict(), "answer": classifier.answer.state_dict()}
+        content = about.plain() | {
+            "format": FORMAT,
+            "parent": self.version if self.exists() else None,
+            "structure": classifier.describe(),
+            "tensors": {
+                "classifier": {name: self._tensors.write(values) for name, values in parts.items()},
+                "learner": {
+                    role: self._tensors.write(values) for role, values in _learner_tensors(method, classifier).items()
+                },
+            },
+        }
+        aside = self._versions / f"{number}.part"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        write_atomically(aside / "about.json", json.dumps(content, indent=1))
+        os.replace(aside, self._versions / str(number))
+        write_atomically(self._current, str(number))
+        self.drop_versions(keep)
+        self.clear_work()
+        return number
+
+    def rollback(self) -> int:
+        """Return to the version that the one in force was learned from; returns its number."""
+        with self.locked():
+            parent = self.about().parent
+            if parent is None or parent not in self.versions:
+                raise EtagError(f"'{self.path}' has no version before {self.version} to return to.")
+            write_atomically(self._current, str(parent))
+            self.clear_work()  # it continued from the version that is given up
+            return parent
+
+    def drop_versions(self, keep: int = 1) -> None:
+        """Delete all but the newest versions and pinned ones, and tensors that no version uses."""
+        for number in self.versions[:-keep]:
+            if number != self.version and not self._content(number)["pinned"]:
+                shutil.rmtree(self._versions / str(number))
+        used: set[str] = set()
+        for number in self.versions:
+            used |= {name for part in self._content(number)["tensors"].values() for name in part.values()}
+        self._tensors.remove_all_but(used)
+
+    def strip(self) -> None:
+        """Delete everything that only learning needs: the model predicts, but learns no more."""
+        with self.locked():
+            number = self.version
+            content = self._content(number)
+            if content["pinned"]:
+                raise EtagError(
+                    f"'{self.path}' holds the model of a finished run, which stays as it is: copy it first."
+                )
+            content["tensors"] = content["tensors"] | {"learner": {}}
+            write_atomically(self._versions / str(number) / "about.json", json.dumps(content, indent=1))
+            self.drop_versions()
+
+    # -- reading the version in force --------------------------------------------------------------------------------
+
+    def about(self) -> About:
+        """Everything about the version in force except its tensors."""
+        content = self._content(self.version)
+        with self._readable():
+            return About.from_plain(content)
+
+    def load_classifier(self, device: torch.device = CPU) -> tuple[Classifier, About]:
+        """What predicts, in evaluation mode. No method is built, nothing of the learner is read."""
+        content = self._content(self.version)
+        with self._readable():
+            classifier = Classifier.empty(content["structure"])
+            self._fill_classifier(classifier, content["tensors"]["classifier"])
+            for parameter in classifier.parameters():
+                if parameter.ndim == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+            return classifier.to(device).requires_grad_(False).eval(), About.from_plain(content)
+
+    def load_learner(self, placement: Placement | None = None) -> tuple[AnyMethod, About]:
+        """The method as it was after its last lesson, ready to learn more."""
+        content = self._content(self.version)
+        with self._readable():
+            about = About.from_plain(content)
+            method = create_method(
+                about.learner_config(),
+                placement or Placement(),
+                about.preprocess,
+                channels=about.channels,
+                classes=about.expected_classes or OPEN_END,
+            )
+            method.rebuild(about.task_sizes)
+            self._fill(method, content["tensors"])
+        return method, about
+
+    def _fill(self, method: AnyMethod, names: dict[str, dict[str, str]]) -> None:
+        """Load the saved tensors into a method of the same structure."""
+        classifier = method.classifier()
+        needed = _learner_tensors(method, classifier)
+        if missing := needed.keys() - names["learner"].keys():
+            raise EtagError(
+                f"'{self.path}' can predict but not learn: its {', '.join(sorted(missing))} was removed. Start a new "
+                "model."
+            )
+        self._fill_classifier(classifier, names["classifier"])
+        for role, part in method.parts.items():
+            if role in names["learner"]:
+                own = self._tensors.read(names["learner"][role])
+                shared = {name: value for name, value in part.state_dict().items() if name not in needed[role]}
+                part.load_state_dict(shared | own)
+            part.eval()
+
+    def _fill_classifier(self, classifier: Classifier, names: dict[str, str]) -> None:
+        classifier.backbone.load_state_dict(self._tensors.read(names["backbone"]))
+        classifier.answer.load_state_dict(self._tensors.read(names["answer"]))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes on disk of the version in force: what predicts, and what learning needs besides."""
+        names = self._content(self.version)["tensors"]
+        with self._readable():
+            return {
+                part: sum(self._tensors.path(name).stat().st_size for name in files.values())
+                for part, files in names.items()
+            }
+
+    def _content(self, number: int) -> dict[str, Any]:
+        with self._readable():
+            content: dict[str, Any] = json.loads((self._versions / str(number) / "about.json").read_text())
+            if content["format"] != FORMAT:
+                newer = "update etag" if content["format"] > FORMAT else "learn the classes again with this etag"
+                raise EtagError(
+                    f"the model '{self.path}' has format {content['format']}, and this etag reads format {FORMAT}: "
+                    f"{newer}."
+                )
+            return content
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except UNREADABLE as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise EtagError(f"the model '{self.path}' cannot be read: {reason}.") from error
+
+
+def _learner_tensors(method: AnyMethod, classifier: Classifier) -> dict[str, dict[str, Tensor]]:
+    """By role, the tensors of a method's parts that are not in its classifier; roles without any are left out."""
+    shared = {id(module) for module in classifier.modules()}
+    found = {}
+    for role, part in method.parts.items():
+        outside = _names_outside(part, shared)
+        values = {name: value for name, value in part.state_dict().items() if name in outside}
+        if values or role == "optimizer_state":
+            found[role] = values
+    return found
+
+
+def _names_outside(part: nn.Module, shared: set[int]) -> set[str]:
+    """The names of parameters and buffers whose own module is not among the shared ones."""
+    names: set[str] = set()
+    for prefix, module in part.named_modules():
+        if id(module) not in shared:
+            own = (*module._parameters, *module._buffers)
+            names |= {f"{prefix}.{name}" if prefix else name for name in own}
+    return names

@@ -1,0 +1,56 @@
+"""Stopping a learner from outside: by a signal, or from another thread."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(KeyboardInterrupt):
+    """The learner was asked to stop and has saved its progress."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+class Stop:
+    """A request to stop at the next checkpoint. A second signal stops at once, without saving.
+
+    With several processes it is enough that one of them is asked: `highest` returns the highest number that any
+    process passes to it, so that all stop at the same place.
+    """
+
+    def __init__(self, highest: Callable[[int], int] = int) -> None:
+        self.number, self.highest = 0, highest
+
+    def request(self) -> None:
+        """Ask the learner to save and stop; may be called from any thread."""
+        self.number = self.number or signal.SIGTERM
+
+    @contextmanager
+    def on_signals(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Within, SIGINT and SIGTERM are requests to stop. Does nothing outside the main thread, which alone receives
+        signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, _: FrameType | None) -> None:
+            if self.number:
+                raise Interrupted(number)
+            self.number = number
+            say("stopping as soon as the progress is saved; press Ctrl-C again to stop at once.")
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raise `Interrupted` if the learner was asked to stop. Every process must call it at the same place."""
+        if number := self.highest(self.number):
+            raise Interrupted(number)

@@ -1,0 +1,46 @@
+"""Files of tensors, named after their checksum. All safetensors files of the project are written here."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from etag.core.files import checksum, write_atomically
+
+# what damaged or hostile files raise when they are read
+UNREADABLE = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError)
+
+
+class TensorFiles:
+    """A folder of tensor files. Equal content is stored once, and damaged content is detected."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, tensors: Mapping[str, Tensor]) -> str:
+        """Store tensors, unless the same are there already; returns their name."""
+        data = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+        name = checksum(data)
+        if not self.path(name).is_file():
+            self._folder.mkdir(exist_ok=True)
+            write_atomically(self.path(name), data)
+        return name
+
+    def read(self, name: str) -> dict[str, Tensor]:
+        """The tensors stored under a name."""
+        data = self.path(name).read_bytes()
+        if checksum(data) != name:
+            raise ValueError(f"{self.path(name).name} is damaged")
+        return load(data)
+
+    def path(self, name: str) -> Path:
+        """The file of a name, which is never outside the folder."""
+        return self._folder / f"{Path(str(name)).name}.safetensors"
+
+    def remove_all_but(self, names: Collection[str]) -> None:
+        """Delete the files that nothing names any more."""
+        for path in self._folder.glob("*.safetensors"):
+            if path.stem not in names:
+                path.unlink()

@@ -1,0 +1,162 @@
+"""Generators of old features: their common interface and options.
+
+`generator.kind` chooses one: the paper's conditional VAE, GFR's Wasserstein GAN, or class means.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from etag.core.errors import EtagError
+from etag.core.options import Options, TrainOptions
+from etag.core.random import Placement, Stream
+from etag.core.scenario import Task
+from etag.core.work import Batch, ParameterGroup, Phase, Plan, Step, Term
+from etag.losses.classification import cross_entropy
+from etag.methods.parts.cached_features import CachedFeatures
+from etag.methods.parts.classification import Scope, output_range
+from etag.models.heads import LinearHead
+
+Normal = Callable[[str, int], Tensor]  # standard normal draws for a purpose, with so many columns
+
+
+class GeneratorTrainOptions(TrainOptions):
+    """Training of a generator: Adam with learning rate 1e-4, no weight decay."""
+
+    lr: PositiveFloat = Field(1e-4, description="learning rate; the peak for `onecycle`")
+    weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty")
+    validation: Literal[0] = Field(0, description="not available: a generator is trained on all features")
+
+
+class NetworkOptions(Options):
+    """Options of generators that are neural networks."""
+
+    latent: PositiveInt = Field(200, description="size of the latent code")
+    hidden: PositiveInt = Field(512, description="width of the hidden layers")
+    train: GeneratorTrainOptions = Field(GeneratorTrainOptions(), description="training of the generator")
+    feature_passes: PositiveInt = Field(
+        10,
+        description="augmented passes over the task's images whose features are cached; epochs use them in turn. As "
+        "many as epochs means fresh augmentation in every epoch, as in the release",
+    )
+    last_task: bool = Field(True, description="train the generator after the last task too (Algorithm 1)")
+
+
+class FeatureGenerator(ABC):
+    """Generates features of old classes and learns those of new ones. A method holds one and stores its network."""
+
+    role: ClassVar[str] = "generator"  # what its network is called among a method's parts
+    passes: int  # augmented passes over the task's images that it learns from; 0 is one pass without augmentation
+    network: nn.Module
+
+    def begin_task(self, task: Task) -> None:  # noqa: B027 (only generators with a network copy it)
+        """Before new classes are added: copy what must be remembered of the old ones."""
+
+    @abstractmethod
+    def add_classes(self, classes: int, stream: Stream) -> None:
+        """Make room for new classes."""
+
+    def remove_class(self, label: int) -> None:  # noqa: ARG002
+        """Forget a class; the labels after it move down by one."""
+        raise EtagError(f"a generator of this kind ({type(self).__name__}) cannot forget a class: choose kind=cvae.")
+
+    @abstractmethod
+    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+        """Labels drawn uniformly from the old classes, and features of these classes, without gradient."""
+
+    def sample(self, labels: Tensor, normal: Normal) -> Tensor | None:  # noqa: ARG002
+        """Features of these classes from the current network; None where all samples of a class are the same."""
+        return None
+
+    @abstractmethod
+    def learn(
+        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
+    ) -> Plan:
+        """Learn the task's features; `weights` are those of Eqs. (6) and (10), `head` is the classifier that may
+        guide it."""
+
+    @property
+    def update_training(self) -> TrainOptions:
+        """How head and generator are trained on more images of known classes, for generators that can."""
+        raise EtagError(
+            f"a generator of this kind ({type(self).__name__}) cannot learn more of known classes: choose kind=cvae."
+        )
+
+    def update(
+        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
+    ) -> Plan:
+        """Learn more features of known classes; only where `update_training` is defined."""
+        raise NotImplementedError
+
+    @property
+    def learns_after_last(self) -> bool:
+        """Whether it learns after the last task too."""
+        return True
+
+    def learns_after(self, task: Task, classes: int) -> bool:
+        """Whether it learns after this task, where the scenario has so many classes in all."""
+        return self.learns_after_last or task.seen < classes
+
+
+class NetworkGenerator(FeatureGenerator):
+    """A generator that is a neural network trained on cached features."""
+
+    def __init__(self, options: NetworkOptions, placement: Placement) -> None:
+        self._options, self._placement = options, placement
+        self.passes = options.feature_passes
+
+    @abstractmethod
+    def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
+        """The module whose forward(batch) returns the loss terms; the inputs of a batch are features."""
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """The parameters that its training updates."""
+        return (ParameterGroup(list(self.network.parameters())),)
+
+    def phase(
+        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
+    ) -> Phase:
+        """Its training on the task's features."""
+        training = self._options.train.for_task(task.index)
+        batches = features.batches(training, stream, self._placement)
+        return Phase("generator", self.objective(task, head, weights), batches, self.groups(), training)
+
+    def learn(
+        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
+    ) -> Plan:
+        """One training phase."""
+        yield self.phase(task, features, weights, head, stream.child("generator"))
+
+    @property
+    def learns_after_last(self) -> bool:
+        """As the options say."""
+        return self._options.last_task
+
+
+class FeatureSource(Protocol):
+    """Anything that generates features of old classes."""
+
+    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+        """Labels and features of old classes, without gradient."""
+
+
+def replay_term(source: FeatureSource, task: Task, head: LinearHead, scope: Scope, weight: float) -> Term:
+    """The second line of Eq. (5): the head's cross-entropy on generated features of old classes, as many as the
+    batch has images."""
+    first, end = output_range(scope, task)
+
+    def compute(step: Step) -> Tensor:
+        labels, features = source.generate(step.batch, task, step.batch.total)
+        return cross_entropy(head(features), labels, first, end)
+
+    return Term("replay", compute, weight)
+
+
+def options_by_kind(value: Any) -> Any:
+    """Accept the kind of a generator alone in place of its options; without a kind it is the conditional VAE."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return {"kind": "cvae"} | value if isinstance(value, dict) else value

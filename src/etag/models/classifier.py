@@ -1,0 +1,65 @@
+"""The classifier: what is evaluated, saved, loaded and exported. It needs no method and no training code."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from etag.models.answers import ANSWER_RULES, AnswerRule
+from etag.models.backbone import Backbone, ModelOptions, new_backbone
+
+
+class Classifier(nn.Module):
+    """A backbone and an answer rule: normalized images in, log-probabilities over the seen classes out."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        answer: AnswerRule,
+        model: ModelOptions,
+        channels: int,
+        size: int,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.answer, self.temperature = backbone, answer, temperature
+        self._model, self._channels, self._size = model, channels, size
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Log-probabilities, one row per image, one column per class."""
+        return self.classify(self.backbone(images))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Log-probabilities from pooled features."""
+        scores: Tensor = self.answer(features)
+        return (scores / self.temperature).log_softmax(1)
+
+    def describe(self) -> dict[str, Any]:
+        """The structure as JSON values, from which `empty` builds the same classifier."""
+        return {
+            "model": self._model.model_dump(mode="json", exclude={"weights"}),
+            "channels": self._channels,
+            "size": self._size,
+            "signed": self.backbone.signed,
+            "answer": {"kind": self.answer.kind} | self.answer.describe(),
+            "temperature": self.temperature,
+        }
+
+    @classmethod
+    def empty(cls, values: dict[str, Any]) -> Self:
+        """A classifier of the described structure whose weights are not set: load a state dict into it."""
+        model, channels, size = ModelOptions.model_validate(values["model"]), values["channels"], values["size"]
+        answer = dict(values["answer"])
+        kind = answer.pop("kind")
+        if kind not in ANSWER_RULES:
+            raise ValueError(f"it uses the answer rule '{kind}', which is not known here")
+        with torch.device("meta"):  # nothing is computed or drawn for weights that are about to be loaded
+            classifier = cls(
+                new_backbone(model, channels, size, values["signed"]),
+                ANSWER_RULES[kind].empty(**answer),
+                model,
+                channels,
+                size,
+                values["temperature"],
+            )
+        return classifier.to_empty(device="cpu").eval()
