@@ -134,7 +134,7 @@ def test_a_full_disk_is_told_and_what_was_saved_before_is_whole(tmp_path):
     full = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert full.returncode == 2, full.stderr
     assert "there is no room to write" in full.stderr
-    assert "the same command goes on" in full.stderr
+    assert "the same command resumes" in full.stderr
     assert "Traceback" not in full.stderr
     assert not list((tmp_path / "cut").rglob("*.part"))
     gone_on = start(tmp_path, *words)

@@ -21,11 +21,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that `_Loader` would read as numbers."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )
 
 
 def parse(text: str, origin: str) -> Any:
@@ -53,10 +58,11 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(value: dict[str, Any]) -> str:
     """The text of a mapping, one key per line, in the order of its keys."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def inline(value: Any) -> str:
     """The text of any value on one line, as `--set KEY=VALUE` reads it."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
+    style = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True, "width": math.inf}
+    text: str = yaml.dump(value, Dumper=_Dumper, **style)
     return text.removesuffix("...\n").strip()
