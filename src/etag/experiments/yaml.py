@@ -63,6 +63,7 @@ def write(value: dict[str, Any]) -> str:
 
 def inline(value: Any) -> str:
     """The text of any value on one line, as `--set KEY=VALUE` reads it."""
-    style = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True, "width": math.inf}
-    text: str = yaml.dump(value, Dumper=_Dumper, **style)
+    text = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, width=math.inf, sort_keys=False, allow_unicode=True
+    )
     return text.removesuffix("...\n").strip()
