@@ -378,7 +378,7 @@ def test_visible_devices_are_those_of_the_parent(monkeypatch, variable, count, d
 
 
 class Process:
-    """A process that ends when it is told to."""
+    """A process that ends when `code` is set."""
 
     def __init__(self, _, env, **rest):
         self.device, self.code = env.get("CUDA_VISIBLE_DEVICES"), None

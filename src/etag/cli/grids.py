@@ -53,24 +53,24 @@ def bench(
     if estimate:
         _print_estimate(plan, tflops)
         return
-    whole = Bench(plan, store or default_store(plan), results or default_results(plan), restart)
+    execution = Bench(plan, store or default_store(plan), results or default_results(plan), restart)
     if dry_run:
         for run in plan.plan(lambda _: None):
-            status = whole.status(run)
+            status = execution.status(run)
             typer.echo(f"{status.state:8} {run.name}  {status.reason}".rstrip())
         return
     for number in (signal.SIGINT, signal.SIGTERM):  # as for `etag run`, also where a shell has them ignored
         signal.signal(number, signal.default_int_handler)
     try:
         with _workers(engine, address, jobs) as workers, _display() as display:
-            runs = whole.execute(workers, display)
+            runs = execution.execute(workers, display)
     except KeyboardInterrupt:
         typer.echo("interrupted: the same command resumes from here.", err=True)
         raise typer.Exit(130) from None
     failed = [status for status in runs if status.state == "failed"]
     for status in failed:
         typer.echo(f"{status.run.name} failed: {status.reason}", err=True)
-    typer.echo(f"{len(runs) - len(failed)} of {len(runs)} runs are done: {whole.results}")
+    typer.echo(f"{len(runs) - len(failed)} of {len(runs)} runs are done: {execution.results}")
     if failed:
         raise typer.Exit(1)
 

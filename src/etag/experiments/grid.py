@@ -96,7 +96,7 @@ class Grid:
     def load(cls, name: str, plugins: Sequence[str] = ()) -> "Grid":
         """Read a grid, by name if it comes with the package, else by path; `plugins` are loaded by every run.
 
-        A `grid.yaml` that `etag bench` wrote is read as the grid that it was made from.
+        A `grid.yaml` that `etag bench` wrote is read as the original grid.
         """
         path = recipes.grid_file(name)
         content = yaml.read(path)
