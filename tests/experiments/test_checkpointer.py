@@ -11,12 +11,12 @@ import time
 import pytest
 import torch
 from etag.experiments.checkpointer import Interrupted
+from etag.experiments.store import RunDirectory, tensors
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
 
 from etag.engine import engine, runtime, training
 from etag.experiments.run import run
-from etag.experiments.store import RunDirectory, tensors
 
 OFTEN = {
     "split": "b2-1x2",

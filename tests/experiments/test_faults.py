@@ -8,12 +8,12 @@ import time
 
 import pytest
 import torch
+from etag.experiments.store import RunDirectory
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, write_atomically
 from etag.engine import training
 from etag.experiments.run import run
-from etag.experiments.store import RunDirectory
 
 SLOW = ["run", "--method", "fine", "--set", "train.epochs=400", "--set", "model.width=4", "--out", "run"]
 
@@ -134,7 +134,7 @@ def test_a_full_disk_is_told_and_what_was_saved_before_is_whole(tmp_path):
     full = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert full.returncode == 2, full.stderr
     assert "there is no room to write" in full.stderr
-    assert "the same command goes on" in full.stderr
+    assert "the same command resumes" in full.stderr
     assert "Traceback" not in full.stderr
     assert not list((tmp_path / "cut").rglob("*.part"))
     gone_on = start(tmp_path, *words)

@@ -1,4 +1,4 @@
-"""Grids: what a file stands for, what is skipped, what goes on, what fails."""
+"""Grids: the runs that a file describes; which are skipped, resumed or failed; what is written for the report."""
 
 import json
 import os
@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 from etag.cli import app
 from etag.core.errors import EtagError
 from etag.experiments import recipes
-from etag.experiments.bench import Bench
-from etag.experiments.estimating import estimates
+from etag.experiments.bench import Bench, RunStatus, estimates
 from etag.experiments.grid import Grid
-from etag.experiments.local_workers import LocalWorkers
+from etag.experiments.local_workers import LocalWorkers, visible_devices
 
 TINY = {
     "data.train_per_class": 16,
@@ -43,16 +42,15 @@ def names(runs):
     return [run.name for run in runs]
 
 
-class Silent:
-    """A board that nobody looks at."""
+class NoDisplay:
+    """Prints nothing."""
 
-    def show(self, rows, seconds_left):
-        self.left = seconds_left
+    def update(self, runs, seconds_left): ...
 
 
 def bench(tmp_path, file, jobs=1, **options):
-    made = Bench(Grid.load(file), tmp_path / "store", tmp_path / "results", **options)
-    return made.run(LocalWorkers(jobs), Silent())
+    whole = Bench(Grid.load(file), tmp_path / "store", tmp_path / "results", **options)
+    return whole.execute(LocalWorkers(jobs), NoDisplay())
 
 
 def etag(*words, cwd):
@@ -80,59 +78,80 @@ def test_a_grid_is_every_combination(tmp_path):
     assert {run.config.model.width for run in runs} == {4}
 
 
-def test_the_printed_command_is_the_same_run(tmp_path):
-    variants = {"x": {"method.embedding.tau": 1.5, "train.schedule": "cosine", "data.flip": False}}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method.embedding.tau": 1.5, "train.schedule": "cosine", "data.flip": False},
+        {"method": {"embedding": {"tau": 1.5, "views": "jigsaw"}}, "train": {"milestones": [1, 2]}},
+    ],
+    ids=["dotted keys", "mappings and lists"],
+)
+def test_the_command_of_a_run_can_be_pasted(tmp_path, settings):
+    variants = {"x": settings}
     (run,) = Grid.load(grid_file(tmp_path, methods=["etag"], preset="fast", variants=variants)).plan(lambda _: None)
-    words = run.command.split()
-    assert words[:3] == ["etag", "run", "digits"]
-    said = CliRunner().invoke(app, [*shlex.split(run.command)[1:], "--dry-run"])
-    assert said.exit_code == 0, said.output
-    shown = yaml.safe_load(said.stdout.partition("parameters at the end")[0])
-    assert shown == json.loads(json.dumps(run.config.plain()))
+    assert run.command.split()[:3] == ["etag", "run", "digits"]
+    assert "\n" not in run.command
+    done = CliRunner().invoke(app, [*shlex.split(run.command)[1:], "--dry-run"])
+    assert done.exit_code == 0, done.output
+    printed = yaml.safe_load(done.stdout.partition("parameters at the end")[0])
+    assert printed == json.loads(json.dumps(run.config.plain()))
+
+
+def test_a_variant_overrides_single_options_of_a_mapping_and_leaves_other_runs_alone(tmp_path):
+    settings = TINY | {"train": {"weight_decay": 0.25}}
+    variants = {"a": {"train": {"lr": 0.5}}, "b": {"train.base.epochs": 7}, "c": {}}
+    runs = Grid.load(grid_file(tmp_path, settings=settings, variants=variants)).all_runs()
+    a, b, c = (run.config.train for run in runs)
+    assert (a.weight_decay, a.lr) == (0.25, 0.5)
+    assert b.base["epochs"] == 7
+    assert "epochs" not in c.base, "runs do not share the empty mapping of TINY"
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ({"methods": []}, "methods"),
         ({"sedes": [1]}, "sedes"),
         ({"seeds": [-1]}, "seeds"),
-        ({"settings": TINY | {"split": "b2-1x2"}}, "split has a place of its own, splits"),
-        ({"runs": 3}, "'runs' should list blocks"),
+        ({"settings": TINY | {"split": "b2-1x2"}}, "'split' cannot be a setting: list its values under 'splits'"),
+        ({"settings": {"method": {"name": "fine"}}}, "'method.name' cannot be a setting"),
+        ({"runs": 3}, "'runs' must be a list of blocks"),
+        ({"notice": ["a"]}, "'notice' must be a text"),
+        ({"bench": {"name": "x"}}, "bench"),
         ({"methods": ["fien"]}, "did you mean 'fine'"),
         ({"settings": TINY | {"train.epohcs": 2}}, "did you mean 'epochs'"),
-        ({"runs": [{}, {}]}, "several runs that would be named b2-1x2/fine-seed0"),
+        ({"runs": [{}, {}]}, "several runs with the name b2-1x2/fine-seed0"),
     ],
 )
-def test_grids_that_do_not_do(tmp_path, content, says):
-    with pytest.raises(EtagError) as refused:
+def test_invalid_grids(tmp_path, content, message):
+    with pytest.raises(EtagError) as error:
         Grid.load(grid_file(tmp_path, **content)).plan(lambda _: None)
-    assert says in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_grids_that_are_not_there():
+def test_missing_grids():
     with pytest.raises(EtagError, match="did you mean 'smoke'"):
         Grid.load("smoek")
     with pytest.raises(EtagError, match="does not exist"):
         Grid.load("nowhere.yaml")
 
 
-def test_what_is_done_is_skipped_and_results_alone_are_enough(tmp_path):
+def test_finished_runs_are_skipped_and_results_alone_are_enough(tmp_path):
     file = grid_file(tmp_path, methods=["fine", "lwf"])
-    assert {row.state for row in bench(tmp_path, file, jobs=2)} == {"done"}
-    made = tmp_path / "results" / "b2-1x2" / "fine-seed0"
-    assert sorted(path.name for path in made.iterdir()) == ["command.txt", "config.yaml", "metrics.json"]
+    assert {status.state for status in bench(tmp_path, file, jobs=2)} == {"done"}
+    copied = tmp_path / "results" / "b2-1x2" / "fine-seed0"
+    assert sorted(path.name for path in copied.iterdir()) == ["command.txt", "config.yaml", "metrics.json"]
     marks = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.json")}
-    (tmp_path / "store").rename(tmp_path / "gone")
-    rows = bench(tmp_path, file)
-    assert [row.state for row in rows] == ["done", "done"]
-    assert rows[0].accuracy == json.loads((made / "metrics.json").read_text())["A_weighted"]
-    assert not list((tmp_path / "store").rglob("metrics.json")), "nothing was made again"
-    again = {path for path in tmp_path.rglob("metrics.json") if "gone" not in str(path)}
+    (tmp_path / "store").rename(tmp_path / "moved")
+    runs = bench(tmp_path, file)
+    assert [status.state for status in runs] == ["done", "done"]
+    assert runs[0].accuracy == json.loads((copied / "metrics.json").read_text())["A_weighted"]
+    assert not list((tmp_path / "store").rglob("metrics.json")), "nothing was run again"
+    again = {path for path in tmp_path.rglob("metrics.json") if "moved" not in str(path)}
     assert {marks[path] for path in again} == {path.stat().st_mtime_ns for path in again}
 
 
-def test_one_that_fails_does_not_stop_the_others(tmp_path):
+def test_a_failed_run_does_not_stop_the_others(tmp_path):
     file = grid_file(tmp_path, methods=["fine"], variants={"bad": {"train.lr": 1e9}, "good": {}})
     bad, good = bench(tmp_path, file)
     assert (bad.state, good.state) == ("failed", "done")
@@ -140,20 +159,20 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path):
     assert not (tmp_path / "results" / "b2-1x2" / "fine-bad-seed0").exists()
 
 
-def test_results_of_another_configuration_are_kept_unless_asked(tmp_path):
+def test_results_of_another_configuration_are_replaced_only_with_restart(tmp_path):
     bench(tmp_path, grid_file(tmp_path))
     other = grid_file(tmp_path, settings=TINY | {"train.lr": 5e-3})
-    (kept,) = bench(tmp_path, other)
-    assert kept.state == "failed"
-    assert "another configuration (train.lr is" in kept.reason
-    (made,) = bench(tmp_path, other, restart=True)
-    assert made.state == "done"
-    config = yaml.safe_load((tmp_path / "results" / made.run.name / "config.yaml").read_text())
+    (refused,) = bench(tmp_path, other)
+    assert refused.state == "failed"
+    assert "another configuration (train.lr is" in refused.reason
+    (replaced,) = bench(tmp_path, other, restart=True)
+    assert replaced.state == "done"
+    config = yaml.safe_load((tmp_path / "results" / replaced.run.name / "config.yaml").read_text())
     assert config["train"]["lr"] == 5e-3
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_goes_on(tmp_path, sent):
+def test_an_interrupted_grid_is_resumed(tmp_path, sent):
     file = grid_file(tmp_path, methods=["gfr"], settings=TINY | {"train.epochs": 60})
     words = ["bench", file, "--store", "store", "--results", "results"]
     process = subprocess.Popen(
@@ -167,34 +186,34 @@ def test_interrupted_it_goes_on(tmp_path, sent):
     while not (run / "steps.jsonl").is_file() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(sent)
-    _, told = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert told == "interrupted: the same command goes on from here.\n"
+    assert errors == "interrupted: the same command resumes from here.\n"
     assert not (run / "metrics.json").exists()
     done = etag(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 runs are done: results" in done.stdout
-    assert "going on" in (run.parent / "gfr-seed0.log").read_text()
+    assert "tasks are learned already" in (run.parent / "gfr-seed0.log").read_text()
 
 
 def test_a_search_chooses_on_the_base_task_alone(tmp_path):
     search = {"over": {"train.lr": [1e-9, 3e-3]}, "split": "b1-1x1", "classes": 2}
     file = grid_file(tmp_path, search=search, settings=TINY | {"train.epochs": 3})
-    rows = {row.run.name: row for row in bench(tmp_path, file)}
-    tried = {name: row for name, row in rows.items() if row.run.candidate}
+    runs = {status.run.name: status for status in bench(tmp_path, file)}
+    tried = {name: status for name, status in runs.items() if status.run.candidate}
     assert list(tried) == ["search/b1-1x1/fine-lr=1e-09-seed0", "search/b1-1x1/fine-lr=0.003-seed0"]
-    assert all(row.state == "done" for row in rows.values())
-    best = max(tried.values(), key=lambda row: row.accuracy)
-    chosen = rows["b2-1x2/fine-seed0"].run.config
+    assert all(status.state == "done" for status in runs.values())
+    best = max(tried.values(), key=lambda status: status.accuracy)
+    chosen = runs["b2-1x2/fine-seed0"].run.config
     assert chosen.train.lr == best.run.config.train.lr
-    for row in tried.values():
-        made = json.loads((tmp_path / "results" / row.run.name / "metrics.json").read_text())
+    for status in tried.values():
+        metrics = json.loads((tmp_path / "results" / status.run.name / "metrics.json").read_text())
         whole = json.loads((tmp_path / "results" / "b2-1x2" / "fine-seed0" / "metrics.json").read_text())
-        assert made["class_names"] == whole["class_names"][:2], "the base task's classes"
-        assert sum(map(sum, made["confusion"])) == 2 * 3, "a fifth of 16 training images a class"
+        assert metrics["class_names"] == whole["class_names"][:2], "the base task's classes"
+        assert sum(map(sum, metrics["confusion"])) == 2 * 3, "a fifth of 16 training images per class"
 
 
-def test_estimates_are_for_all_seeds_and_share_what_was_measured(tmp_path):
+def test_estimates_cover_all_seeds_and_share_measurements(tmp_path):
     grid = Grid.load(grid_file(tmp_path, splits=["b2-1x2", "b0-2x2"], seeds=[0, 1, 2]))
     (first, second) = list(estimates(grid))
     assert first[:2] == ("b2-1x2/fine", 3)
@@ -203,15 +222,15 @@ def test_estimates_are_for_all_seeds_and_share_what_was_measured(tmp_path):
     assert first[2] == pytest.approx(second[2])
 
 
-def test_two_at_once(tmp_path):
-    made = Bench(Grid.load(grid_file(tmp_path)), tmp_path / "store", tmp_path / "results")
-    with made._alone(), pytest.raises(EtagError, match="another `etag bench` works"):
+def test_a_second_bench_in_the_same_store_is_refused(tmp_path):
+    first = Bench(Grid.load(grid_file(tmp_path)), tmp_path / "store", tmp_path / "results")
+    with first._locked(), pytest.raises(EtagError, match="another `etag bench` works"):
         bench(tmp_path, grid_file(tmp_path))
 
 
 @pytest.mark.parametrize("name", recipes.grids())
-def test_every_grid_of_ours_can_be_planned(name):
-    runs = Grid.load(name).everything()
+def test_every_packaged_grid_can_be_planned(name):
+    runs = Grid.load(name).all_runs()
     assert len(runs) == len(set(names(runs))) > 5
 
 
@@ -220,8 +239,8 @@ def test_a_dry_run_changes_nothing(tmp_path):
     other = grid_file(tmp_path, settings=TINY | {"train.lr": 5e-3})
     shutil.rmtree(tmp_path / "results")
     before = sorted(tmp_path.rglob("*"))
-    said = etag("bench", other, "--store", "store", "--results", "results", "--dry-run", "--restart", cwd=tmp_path)
-    assert said.stdout.startswith("failed   b2-1x2/fine-seed0"), said.stderr
+    done = etag("bench", other, "--store", "store", "--results", "results", "--dry-run", "--restart", cwd=tmp_path)
+    assert done.stdout.startswith("failed   b2-1x2/fine-seed0"), done.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -231,3 +250,154 @@ def test_plug_ins_reach_the_runs(tmp_path):
     done = etag(*words, "--plugin", near, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "unknown method 'near'" in etag(*words, cwd=tmp_path).stderr
+
+
+def recorded(tmp_path, results="results"):
+    return yaml.safe_load((tmp_path / results / "grid.yaml").read_text())
+
+
+def test_the_recorded_grid_has_the_notice_and_all_planned_runs(tmp_path):
+    search = {"over": {"train.lr": [1e-9, 3e-3]}, "split": "b1-1x1", "classes": 2}
+    blocks = [{"methods": ["fine"], "variants": {"bad": {"train.lr": 1e9}}}, {"methods": ["lwf"], "search": search}]
+    file = Path(grid_file(tmp_path, runs=blocks, notice="Withdrawn: the lengths differ."))
+    file.write_text("# a comment\n" + file.read_text())
+    first = Bench(Grid.load(str(file)), tmp_path / "store", tmp_path / "results")
+    first.planned = first.grid.all_runs()
+    with first._locked():  # nothing has been run yet
+        content = recorded(tmp_path)
+    assert content["notice"] == "Withdrawn: the lengths differ."
+    assert content["bench"]["runs"] == [
+        "b2-1x2/fine-bad-seed0",
+        "search/b1-1x1/lwf-lr=1e-09-seed0",
+        "search/b1-1x1/lwf-lr=0.003-seed0",
+        "b2-1x2/lwf-seed0",
+    ]
+    text = (tmp_path / "results" / "grid.yaml").read_text()
+    assert text.startswith(file.read_text()), "the grid's own text is unchanged, with its comments"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"recipe": "digits", "methods": ["fine"]}', "---\nrecipe: digits\nmethods: [fine]\n...\n"]
+)
+def test_a_grid_in_any_yaml_style_can_be_recorded_and_read_again(tmp_path, text):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    grid = Grid.load(str(file))
+    (tmp_path / "grid.yaml").write_text(grid.recorded("etag bench mine.yaml", grid.all_runs()))
+    again = Grid.load(str(tmp_path / "grid.yaml"))
+    assert (again.name, again.blocks) == ("mine", grid.blocks)
+    assert again.recorded("etag bench mine.yaml", again.all_runs()) == (tmp_path / "grid.yaml").read_text()
+
+
+@pytest.mark.parametrize("options", [[], ["--results", "my results"]], ids=["default folder", "own folder"])
+def test_the_recorded_command_of_a_grid_given_as_a_file_works(tmp_path, options):
+    file = Path(grid_file(tmp_path))
+    assert etag("bench", file, "--store", "store", *options, cwd=tmp_path).returncode == 0
+    file.unlink()
+    before = recorded(tmp_path, options[1] if options else "results/tiny")
+    command = shlex.split(before["bench"]["command"])
+    assert command[:2] == ["etag", "bench"]
+    done = etag(*command[1:], "--dry-run", cwd=tmp_path)
+    assert done.stdout == "done     b2-1x2/fine-seed0\n", done.stderr
+    done = etag(*command[1:], "--store", "store", cwd=tmp_path)
+    assert "1 of 1 runs are done" in done.stdout, done.stderr
+    assert recorded(tmp_path, options[1] if options else "results/tiny") == before
+    assert sorted(path.name for path in tmp_path.glob("results*/*")) == ([] if options else ["tiny"])
+
+
+def test_a_name_in_a_recorded_grid_cannot_leave_its_folder(tmp_path):
+    grid = Grid.load(grid_file(tmp_path))
+    text = grid.recorded("etag bench x", []).replace("name: tiny", "name: ../../evil")
+    (tmp_path / "grid.yaml").write_text(text)
+    assert Grid.load(str(tmp_path / "grid.yaml")).name == "grid"
+
+
+def test_a_packaged_grid_is_recorded_by_its_name(tmp_path):
+    smoke = Grid.load("smoke")
+    assert Bench(smoke, tmp_path, Path("results/smoke")).command == "etag bench smoke"
+    assert Bench(smoke, tmp_path, Path("else where")).command == "etag bench smoke --results 'else where'"
+
+
+# -- the time left ---------------------------------------------------------------------------------
+
+
+def waiting_and_done(tmp_path, seeds, seconds):
+    """A bench whose first runs took these seconds, and the others wait."""
+    runs = Grid.load(grid_file(tmp_path, seeds=list(range(seeds)))).all_runs()
+    whole = Bench(Grid.load(grid_file(tmp_path)), tmp_path / "store", tmp_path / "results")
+    whole.runs = {run.name: RunStatus(run) for run in runs}
+    for run, taken in zip(runs, seconds, strict=False):
+        whole.runs[run.name] = RunStatus(run, "done", seconds=taken)
+    return whole
+
+
+def test_the_time_of_a_finished_run_is_its_wall_time(tmp_path):
+    (status,) = bench(tmp_path, grid_file(tmp_path))
+    metrics = json.loads((tmp_path / "results" / status.run.name / "metrics.json").read_text())
+    measured = sum(metrics["train_seconds"]) + sum(metrics["test_seconds"])
+    assert status.seconds > measured + 0.5, "starting Python alone takes longer"
+    (again,) = bench(tmp_path, grid_file(tmp_path))
+    assert again.seconds == pytest.approx(measured), "the rest of an earlier run is not known"
+
+
+def test_the_time_left(tmp_path):
+    assert waiting_and_done(tmp_path, 3, []).seconds_left(1) is None
+    assert waiting_and_done(tmp_path, 4, [10.0, 20.0]).seconds_left(1) == pytest.approx(30)
+    assert waiting_and_done(tmp_path, 4, [10.0, 20.0]).seconds_left(2) == pytest.approx(15)
+    assert waiting_and_done(tmp_path, 3, [10.0, 20.0]).seconds_left(8) == pytest.approx(15), "one run is not divided"
+
+
+def test_the_time_left_of_a_running_run_counts_from_its_start(tmp_path):
+    whole = waiting_and_done(tmp_path, 2, [100.0])
+    running = whole.runs["b2-1x2/fine-seed1"]
+    running.state, running.started = "running", time.monotonic() - 40
+    assert whole.seconds_left(1) == pytest.approx(60, abs=5)
+    running.started = time.monotonic() - 4000
+    assert whole.seconds_left(1) == 0
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "count", "devices"),
+    [
+        (None, 2, ["0", "1"]),
+        ("2,5", 2, ["2", "5"]),
+        ("GPU-1b3c, GPU-77aa", 2, ["GPU-1b3c", "GPU-77aa"]),
+        ("3,99,4", 1, ["3"]),  # CUDA ignores what follows an unknown number
+        ("", 0, []),
+    ],
+)
+def test_visible_devices_are_those_of_the_parent(monkeypatch, variable, count, devices):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert visible_devices() == devices
+
+
+class Process:
+    """A process that ends when `code` is set."""
+
+    def __init__(self, _, env, **rest):
+        self.device, self.code = env.get("CUDA_VISIBLE_DEVICES"), None
+
+    def poll(self):
+        return self.code
+
+
+def test_runs_share_out_the_visible_devices(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-77aa")
+    monkeypatch.setattr("etag.experiments.local_workers.subprocess.Popen", Process)
+    (run,) = Grid.load(grid_file(tmp_path)).all_runs()
+    workers = LocalWorkers(3)
+    first, second = (workers.start(run, tmp_path / "run") for _ in range(2))
+    assert (first._process.device, second._process.device) == ("6", "GPU-77aa")
+    second._process.code = 0
+    assert workers.start(run, tmp_path / "run")._process.device == "GPU-77aa", "the device that is free"
+    (both,) = Grid.load(grid_file(tmp_path, settings=TINY | {"runtime.devices": 2})).all_runs()
+    assert sorted(workers.start(both, tmp_path / "run")._process.device.split(",")) == ["6", "GPU-77aa"]
+    (none,) = Grid.load(grid_file(tmp_path, settings=TINY | {"runtime.accelerator": "cpu"})).all_runs()
+    assert workers.start(none, tmp_path / "run")._process.device == "6,GPU-77aa", "as inherited"

@@ -1,10 +1,9 @@
-"""Every number of the paper's tables, read again from its source."""
+"""Every number of the paper's tables, compared with the paper's LaTeX source."""
 
-import os
 import re
 
 import pytest
-from tests.conftest import SHARED_DATA
+from tests.conftest import SHARED_DATA, skip_unless_required
 
 from etag.experiments.paper import column_of, printed
 
@@ -14,9 +13,9 @@ OUR_NAMES = {"bi-r": "bir"}
 
 @pytest.fixture(scope="module")
 def table():
-    """The cells of the table with this label, as plain words, row by row."""
+    """table(label): the cells of the table with this LaTeX label, as plain text, row by row."""
     if not SOURCE.is_file():
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"the paper is not in {SOURCE}")
+        skip_unless_required("ETAG_REQUIRE_DATA", f"the paper's source is not in {SOURCE}")
     text = SOURCE.read_text()
 
     def cells(label):
@@ -29,7 +28,7 @@ def table():
 
 
 def plain(cell):
-    """Without commands, braces and the like: `56.76 (±1.62)` becomes `56.76 1.62`."""
+    """A cell without commands and braces: `56.76 (±1.62)` becomes `56.76 1.62`."""
     cell = re.sub(r"\\rowcolor\{Gray\}|\\(tiny|textbf|underline|pm|midrule)", " ", cell)
     return " ".join(re.sub(r"[{}()$+]", " ", cell).split())
 
@@ -59,15 +58,15 @@ def test_table_1(table):
 
 def test_table_2(table):
     by_name = {row[0]: row[1:] for row in table("tab:2")}
-    said = {r"\xmark": False, r"\cmark": True}
+    marks = {r"\xmark": False, r"\cmark": True}
     methods = [ours(name) for name in by_name["Method"]]
     assert methods == list(printed().ablation)
     for method, ge, kd, ss, db, a in zip(
         methods, *(by_name[name] for name in ("GE", "KD", "SS", "DB", r"A \uparrow")), strict=True
     ):
-        made = printed().ablation[method]
-        assert ("none" if ge == r"\xmark" else ge, kd) == (made.GE, made.KD)
-        assert (said[ss], said[db], float(a)) == (made.SS, made.DB, made.A)
+        column = printed().ablation[method]
+        assert ("none" if ge == r"\xmark" else ge, kd) == (column.GE, column.KD)
+        assert (marks[ss], marks[db], float(a)) == (column.SS, column.DB, column.A)
 
 
 def test_self_supervised_tasks(table):
@@ -87,7 +86,7 @@ def test_generative_methods(table):
     assert [numbers(value) for value in values] == [(a.A, a.A_std) for a in printed().generative.values()]
 
 
-def test_the_misprint_is_marked_and_is_one():
+def test_the_misprint_is_marked():
     result = printed().table1["imagenet-sub-25"]["eewc"]
     assert (result.F, result.F_std) == (result.A, result.A_std)
     assert printed().misprint("imagenet-sub-25", "eewc", "F") == "repeats the accuracy beside it"

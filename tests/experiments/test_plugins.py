@@ -9,7 +9,7 @@ from etag.models.backbone import BACKBONES
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("x = 1\nraise ValueError('no luck')\n", r"plug-in '.*mine.py' failed in line 2: ValueError: no luck"),
         ("import no_such_package\n", "ModuleNotFoundError"),
@@ -17,10 +17,10 @@ from etag.models.backbone import BACKBONES
         ("1 / 0\n", "line 1: ZeroDivisionError"),
     ],
 )
-def test_a_plug_in_that_raises_is_told_in_one_sentence(text, words, tmp_path):
+def test_a_plug_in_that_raises_is_an_error_of_one_sentence(text, message, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(text)
-    with pytest.raises(EtagError, match=words):
+    with pytest.raises(EtagError, match=message):
         plugins.load([file])
 
 
@@ -55,7 +55,7 @@ def test_backbones_and_sources_can_be_plugged_in_too(tmp_path):
 
 
 def test_entry_points_of_packages_are_loaded_once(tmp_path, monkeypatch):
-    """A real package, as an installer lays it out."""
+    """A package with the files that an installer writes."""
     (tmp_path / "their_package.py").write_text(
         "import builtins\nbuiltins.etag_loads = getattr(builtins, 'etag_loads', 0) + 1\n"
     )

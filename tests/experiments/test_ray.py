@@ -1,4 +1,4 @@
-"""A grid on a local Ray cluster of two workers, one of which is killed in the middle."""
+"""A grid on a local Ray cluster of two workers, one of which is killed during its run."""
 
 import json
 import os
@@ -15,19 +15,19 @@ pytest.importorskip("ray")
 
 
 def workers():
-    """Process numbers of Ray's workers that make a run now."""
+    """Process numbers of the Ray workers that execute a run now."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "cmdline").read_bytes().startswith(b"ray::_make"):
+                if (entry / "cmdline").read_bytes().startswith(b"ray::_execute_run"):
                     found.append(int(entry.name))
             except OSError:  # it has ended since
                 continue
     return found
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads processes in /proc")
 def test_a_run_whose_worker_is_killed_is_finished_by_another(tmp_path):
     settings = TINY | {"train.epochs": 12, "runtime.checkpoint_steps": 10}
     file = grid_file(tmp_path, methods=["gfr"], seeds=[0, 1], settings=settings)
@@ -40,15 +40,15 @@ def test_a_run_whose_worker_is_killed_is_finished_by_another(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    begun = tmp_path / "store" / "b2-1x2" / "gfr-seed0"
-    while not list(begun.glob("checkpoints/*")) and process.poll() is None:
+    started = tmp_path / "store" / "b2-1x2" / "gfr-seed0"
+    while not list(started.glob("checkpoints/*")) and process.poll() is None:
         time.sleep(0.05)
     killed = workers()
     assert killed, process.communicate()
     os.kill(killed[0], signal.SIGKILL)
-    said, told = process.communicate(timeout=240)
-    assert process.returncode == 0, told
-    assert "2 of 2 runs are done" in said
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert "2 of 2 runs are done" in output
     for seed in (0, 1):
         metrics = json.loads((tmp_path / "results" / "b2-1x2" / f"gfr-seed{seed}" / "metrics.json").read_text())
         assert metrics["seed"] == seed

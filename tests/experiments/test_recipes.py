@@ -10,7 +10,7 @@ ALL = [(data, split) for data, splits in SPLITS.items() for split in splits]
 
 
 @pytest.mark.parametrize(("data", "split"), ALL)
-def test_the_papers_protocol_has_the_papers_numbers(data, split):
+def test_the_paper_recipes_have_the_numbers_of_the_paper(data, split):
     config = resolve(f"paper/{data}-{split}")
     assert (config.data.name, config.split, config.method.name) == (data, split, "etag")
     assert config.train.epochs == {"cifar100": 100, "imagenet-sub": 70}[data]
@@ -23,11 +23,11 @@ def test_the_papers_protocol_has_the_papers_numbers(data, split):
     generator = config.method.generator.train
     assert (generator.lr, generator.epochs, generator.decay_every, generator.batch_size) == (1e-4, 100, 30, 128)
     plain = resolve(given={"data": data, "method": "etag"}).method
-    assert config.method == plain, "every choice is at its default"
+    assert config.method == plain, "every method option has its default"
 
 
 @pytest.mark.parametrize(("data", "split"), ALL)
-def test_the_release_has_every_row_switched(data, split):
+def test_the_code_recipes_follow_the_release_in_every_row(data, split):
     config = resolve(f"code/{data}-{split}")
     method, generator = config.method, config.method.generator
     assert (method.ratio, method.ce_normalize, method.l2_reduction, method.l2_views) == (
@@ -58,7 +58,7 @@ def test_the_release_has_every_row_switched(data, split):
     assert resolve(f"code/{data}-{split}", {"method": "fine"}).method.name == "fine"
 
 
-def test_recipes_can_extend_others_and_win_over_them(tmp_path):
+def test_a_recipe_overrides_those_it_extends(tmp_path):
     (tmp_path / "_low.yaml").write_text("data: digits\ntrain: {epochs: 3, lr: 1e-2}\n")
     (tmp_path / "_mid.yaml").write_text("train: {epochs: 4}\n")
     (tmp_path / "top.yaml").write_text("extends: [_low, _mid]\ntrain: {batch_size: 8}\n")
@@ -66,11 +66,11 @@ def test_recipes_can_extend_others_and_win_over_them(tmp_path):
     assert (train.epochs, train.lr, train.batch_size) == (4, 1e-2, 8)
 
 
-def test_extending_nothing_is_refused_in_words(tmp_path):
+def test_extending_a_missing_recipe_is_an_error(tmp_path):
     (tmp_path / "top.yaml").write_text("extends: nobody\n")
     with pytest.raises(EtagError, match=r"extends 'nobody', but .* does not exist"):
         resolve(str(tmp_path / "top.yaml"))
 
 
-def test_recipes_for_others_are_not_listed():
+def test_partial_recipes_are_not_listed():
     assert not [name for name in recipes.available() if "_" in name]

@@ -9,12 +9,12 @@ def test_bench_then_report(tmp_path):
     done = etag("bench", "smoke", "--store", "store", "--jobs", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "6 of 6 runs are done: results/smoke" in done.stdout
-    made = sorted(path.parent.name for path in (tmp_path / "results" / "smoke").rglob("metrics.json"))
-    assert made == [f"{method}-seed{seed}" for method in ("etag", "fine", "gfr") for seed in (0, 1)]
-    drawn = etag("report", "results/smoke", "--out", "page.html", cwd=tmp_path)
-    assert drawn.returncode == 0, drawn.stderr
+    names = sorted(path.parent.name for path in (tmp_path / "results" / "smoke").rglob("metrics.json"))
+    assert names == [f"{method}-seed{seed}" for method in ("etag", "fine", "gfr") for seed in (0, 1)]
+    report = etag("report", "results/smoke", "--out", "page.html", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
     page = (tmp_path / "page.html").read_text()
     assert "eTag minus each other method" in page
-    assert "etag run digits --method etag" in page, "the command that makes a run again"
+    assert "etag run digits --method etag" in page, "the command of a run"
     assert (tmp_path / "tables" / "table1.csv").is_file()
     assert json.loads((tmp_path / "results/smoke/b3-2x2/etag-seed0/metrics.json").read_text())["method"] == "etag"

@@ -19,7 +19,16 @@ def test_a_key_given_twice_is_refused_with_its_line():
         yaml.parse("b: 1\na: 1\na: 2\n".replace("b: 1\n", "\n"), "recipe")
 
 
-def test_yaml_can_not_make_objects():
+@pytest.mark.parametrize(
+    "value", [3, 1e-5, True, None, "plain", "with: colon", "1e-3", [1, [2]], {}, {"a": [1]}, "word " * 40]
+)
+def test_a_value_on_one_line_is_read_as_the_same_value(value):
+    text = yaml.inline(value)
+    assert "\n" not in text
+    assert yaml.parse(text, "test") == value
+
+
+def test_yaml_cannot_create_objects():
     with pytest.raises(EtagError):
         yaml.parse("!!python/object/apply:os.getcwd []", "recipe")
 
@@ -31,7 +40,7 @@ def test_a_file_must_hold_a_mapping(tmp_path):
         yaml.read(file)
 
 
-def test_a_binary_file_is_refused_in_words(tmp_path):
+def test_a_binary_file_is_an_error(tmp_path):
     file = tmp_path / "binary.yaml"
     file.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(EtagError, match="cannot be read"):

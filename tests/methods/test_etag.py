@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from etag.methods.parts.ratio import class_ratio
 
 from etag.core.options import TrainOptions
 from etag.core.outputs import Need
@@ -15,7 +16,6 @@ from etag.data.preprocess import Preprocess
 from etag.data.scenario import parse_split
 from etag.methods.base import Context
 from etag.methods.etag import EtagOptions
-from etag.methods.parts.ratio import class_ratio
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 

@@ -1,4 +1,4 @@
-"""`etag bench`: many runs by one command, with a table that follows them."""
+"""`etag bench`: the runs of a grid by one command, with a table of their progress."""
 
 import signal
 import sys
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from etag.experiments.bench import Row, Workers
+    from etag.experiments.bench import Display, RunStatus, Workers
     from etag.experiments.grid import Grid
 
 app = typer.Typer()
@@ -22,57 +22,62 @@ app = typer.Typer()
 @app.command()
 def bench(
     grid: Annotated[str, typer.Argument(help="Name or file of a grid (see `etag recipes --grids`).")],
-    store: Annotated[Path | None, typer.Option(help="Where runs live; $ETAG_RUNS/GRID, else the user cache.")] = None,
-    results: Annotated[Path | None, typer.Option(help="Where what is finished is kept; results/GRID.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder for the run directories; $ETAG_RUNS/GRID, else the user cache.")
+    ] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder for finished results; results/GRID.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one thread each.", min=1)] = 1,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="ray: on a cluster, or on one that is begun here.")
+        Literal["local", "ray"], typer.Option(help="ray: on a cluster, or on one that is started here.")
     ] = "local",
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; none begins one on this machine.")] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster; without it one is started on this machine.")
+    ] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Only estimate how long it would take.")] = False,
     tflops: Annotated[
-        float, typer.Option(help="What a GPU sustains, for --estimate; 6 is about a V100 in float32.", min=0.01)
+        float, typer.Option(help="Sustained speed of a GPU, for --estimate; 6 is about a V100 in float32.", min=0.01)
     ] = 6.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and what is done.")] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Replace runs that were made with another configuration.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and their states.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Replace runs that have another configuration.")] = False,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE", help="As for `etag run`.")] = None,
 ) -> None:
-    """Make all runs of a grid: what is done is skipped, what was cut goes on, what fails does not stop the others."""
+    """Execute all runs of a grid.
+
+    Finished runs are skipped, interrupted runs are resumed, and a failed run does not stop the others.
+    """
     from etag.experiments import plugins
-    from etag.experiments.bench import Bench, default_store
+    from etag.experiments.bench import Bench, default_results, default_store
     from etag.experiments.grid import Grid
 
     plan = Grid.load(grid, plugins.load(plugin or []))
     if estimate:
         _print_estimate(plan, tflops)
         return
-    made = Bench(plan, store or default_store(plan), results or Path("results") / plan.name, restart)
+    execution = Bench(plan, store or default_store(plan), results or default_results(plan), restart)
     if dry_run:
         for run in plan.plan(lambda _: None):
-            row = made.look(run)
-            typer.echo(f"{row.state:8} {run.name}  {row.reason}".rstrip())
+            status = execution.status(run)
+            typer.echo(f"{status.state:8} {run.name}  {status.reason}".rstrip())
         return
-    for number in (signal.SIGINT, signal.SIGTERM):  # as for `etag run`, also where a shell had it ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # as for `etag run`, also where a shell has them ignored
         signal.signal(number, signal.default_int_handler)
     try:
-        with _workers(engine, address, jobs) as workers, _board() as board:
-            rows = made.run(workers, board)
+        with _workers(engine, address, jobs) as workers, _display() as display:
+            runs = execution.execute(workers, display)
     except KeyboardInterrupt:
-        typer.echo("interrupted: the same command goes on from here.", err=True)
+        typer.echo("interrupted: the same command resumes from here.", err=True)
         raise typer.Exit(130) from None
-    failed = [row for row in rows if row.state == "failed"]
-    for row in failed:
-        typer.echo(f"{row.run.name} failed: {row.reason}", err=True)
-    typer.echo(f"{len(rows) - len(failed)} of {len(rows)} runs are done: {made.results}")
+    failed = [status for status in runs if status.state == "failed"]
+    for status in failed:
+        typer.echo(f"{status.run.name} failed: {status.reason}", err=True)
+    typer.echo(f"{len(runs) - len(failed)} of {len(runs)} runs are done: {execution.results}")
     if failed:
         raise typer.Exit(1)
 
 
 def _print_estimate(plan: "Grid", tflops: float) -> None:
-    """From a few measured steps of each method: hours on this device, and on a GPU by the count of operations."""
-    from etag.experiments.estimating import estimates
+    """Print the hours of each label and of all runs, on this device and on a GPU of this speed."""
+    from etag.experiments.bench import estimates
 
     total = [0.0, 0.0]
     for label, runs, seconds, operations in estimates(plan):
@@ -99,55 +104,57 @@ def _workers(engine: str, address: str | None, jobs: int) -> "Iterator[Workers]"
 
 
 @contextmanager
-def _board() -> "Iterator[_LiveBoard | _LineBoard]":
-    """A table that changes, on a terminal; else a line for each run that ends."""
+def _display() -> "Iterator[Display]":
+    """A table that is redrawn, on a terminal; elsewhere one line per run that has ended."""
     if not sys.stdout.isatty():
-        yield _LineBoard()
+        yield _LineDisplay()
         return
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
-        yield _LiveBoard(live)
+        yield _LiveDisplay(live)
 
 
-class _LineBoard:
-    """Says each thing once."""
+class _LineDisplay:
+    """Prints one line per run that has ended."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
-    def show(self, rows: "Sequence[Row]", seconds_left: float | None) -> None:
-        """A line for each run that has ended since."""
-        ended = [row for row in rows if row.state in ("done", "failed")]
-        for row in ended:
-            if row.run.name not in self._said:
-                self._said.add(row.run.name)
-                what = f"A {row.accuracy:.2%}" if row.accuracy is not None else f"failed: {row.reason}"
-                typer.echo(f"{row.run.name}: {what} ({len(self._said)} of {len(rows)}{_left(seconds_left)})")
+    def update(self, runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
+        """Print the runs that have ended since the last call."""
+        ended = [status for status in runs if status.state in ("done", "failed")]
+        for status in ended:
+            if status.run.name not in self._printed:
+                self._printed.add(status.run.name)
+                outcome = f"A {status.accuracy:.2%}" if status.accuracy is not None else f"failed: {status.reason}"
+                count = f"{len(self._printed)} of {len(runs)}"
+                typer.echo(f"{status.run.name}: {outcome} ({count}{_left(seconds_left)})")
 
 
-class _LiveBoard:
-    """One row for runs that differ in the seed only."""
+class _LiveDisplay:
+    """A table with one row for runs that differ only in the seed."""
 
     def __init__(self, live: "Live") -> None:
         self._live = live
 
-    def show(self, rows: "Sequence[Row]", seconds_left: float | None) -> None:
-        """Draw it again."""
-        self._live.update(_table(rows, seconds_left), refresh=True)
+    def update(self, runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
+        """Draw the table again."""
+        self._live.update(_table(runs, seconds_left), refresh=True)
 
 
-def _table(rows: "Sequence[Row]", seconds_left: float | None) -> "Table":
+def _table(runs: "Sequence[RunStatus]", seconds_left: float | None) -> "Table":
     from rich.table import Table
 
     from etag.experiments.grid import by_label
 
-    counts = {state: sum(row.state == state for row in rows) for state in ("done", "running", "waiting", "failed")}
+    states = ("done", "running", "waiting", "failed")
+    counts = {state: sum(status.state == state for status in runs) for state in states}
     title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     table = Table(box=None, header_style="bold", title=title + _left(seconds_left), title_justify="left")
     for column in ("run", "done", "A (mean)", "now"):
         table.add_column(column)
-    groups = by_label(rows)
+    groups = by_label(runs)
     means = {label: _mean(group) for label, group in groups.items()}
     best = {
         split: max(mean for label, mean in means.items() if label.rpartition("/")[0] == split)
@@ -155,20 +162,21 @@ def _table(rows: "Sequence[Row]", seconds_left: float | None) -> "Table":
     }
     for label, group in groups.items():
         mean = means[label]
-        strong = "bold" if mean > 0 and mean == best[label.rpartition("/")[0]] else ""
-        done = sum(row.state == "done" for row in group)
-        table.add_row(label, f"{done}/{len(group)}", f"{mean:.2%}" if done else "", _now(group), style=strong)
+        style = "bold" if mean > 0 and mean == best[label.rpartition("/")[0]] else ""
+        done = sum(status.state == "done" for status in group)
+        table.add_row(label, f"{done}/{len(group)}", f"{mean:.2%}" if done else "", _now(group), style=style)
     return table
 
 
-def _mean(group: "Sequence[Row]") -> float:
-    known = [row.accuracy for row in group if row.accuracy is not None]
+def _mean(group: "Sequence[RunStatus]") -> float:
+    known = [status.accuracy for status in group if status.accuracy is not None]
     return sum(known) / len(known) if known else 0.0
 
 
-def _now(group: "Sequence[Row]") -> str:
-    running = [f"seed {row.run.config.seed}: {row.tasks} tasks learned" for row in group if row.state == "running"]
-    return "; ".join([*running, *(f"failed: {row.reason}" for row in group if row.state == "failed")])
+def _now(group: "Sequence[RunStatus]") -> str:
+    """The progress of the running seeds, and why others failed."""
+    running = [f"seed {run.run.config.seed}: {run.tasks} tasks done" for run in group if run.state == "running"]
+    return "; ".join([*running, *(f"failed: {run.reason}" for run in group if run.state == "failed")])
 
 
 def _left(seconds: float | None) -> str:

@@ -1,53 +1,57 @@
-"""Writing files so that a reader sees the old content or the new, never half of it."""
+"""Files that survive a crash: atomic writes, locks, checksums, and where the user's cache is."""
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
+
 from etag.core.errors import EtagError
 
 
 def user_cache() -> Path:
-    """Where this user's files are kept when nobody says where."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etag"
+    """The folder for downloads and runs when the user names none, such as `~/.cache/etag` on Linux."""
+    return user_cache_path("etag", appauthor=False)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside, flush to disk, rename, flush the folder."""
+    """Replace a file's content; a reader, or a crash, finds the old content or the new, never a part of it."""
     data = content.encode() if isinstance(content, str) else content
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with disk_full_error(path):
-            with aside.open("wb") as file:
+            with partial.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, path)
+            os.replace(partial, path)
             _flush_folder(path.parent)
     finally:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def disk_full_error(path: Path) -> Iterator[None]:
-    """Say in people's words when the disk is full."""
+    """Turn the system's errors about a full disk into an `EtagError` that names the file."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise EtagError(
-            f"there is no room to write '{path}' ({error.strerror}); what was saved before is whole: make room, and "
-            "the same command goes on."
+            f"there is no room to write '{path}' ({error.strerror}); what was saved before is complete: free some "
+            "disk space, and the same command resumes."
         ) from error
 
 
 def _flush_folder(folder: Path) -> None:
-    """A rename is only safe from a power cut once the folder is on disk too."""
+    """Flush the folder's entries: a rename is only safe from a power cut once the folder is on disk too."""
+    if os.name == "nt":  # Windows cannot open a folder
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -56,24 +60,27 @@ def _flush_folder(folder: Path) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Whether it is what a killed process left of a file it was writing."""
+    """Whether this is a file that `write_atomically` could not finish because its process was killed."""
     return path.name.startswith(".") and path.name.endswith(".part")
 
 
 @contextmanager
 def locked(path: Path, busy: str) -> Iterator[None]:
-    """Hold a lock on a file; where another process holds it, fail with these words.
+    """Hold a lock on a file; raise `EtagError` with the message `busy` at once where somebody else holds it.
 
-    The system lets go of the locks of a process that dies, however it dies.
+    The system releases the locks of a process that ends, however it ends.
     """
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EtagError(busy) from None
+    lock = FileLock(path, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise EtagError(busy) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def checksum(data: bytes) -> str:
-    """What tells a damaged file from a whole one."""
+    """A BLAKE2 digest of 32 hexadecimal digits, to tell a damaged file from a complete one."""
     return blake2b(data, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Fetching a source's files: with progress, resumed where it was cut, and checked."""
+"""Downloading the files of a data source: with progress, resumed after an interruption, and verified."""
 
 import hashlib
 import os
@@ -14,24 +14,24 @@ from pathlib import Path
 from etag.core.errors import EtagError
 
 CHUNK = 1 << 18
-Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all if known
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, total bytes if known
 
 
 @dataclass(frozen=True)
 class Download:
-    """One file on the web. A zip is unpacked, without its top folder."""
+    """One file on the web, and the MD5 checksum that it must have."""
 
     url: str
     md5: str
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The name of the file, which is the last part of its URL."""
         return self.url.rsplit("/", 1)[-1]
 
 
 def fetch(download: Download, folder: Path, progress: Progress) -> Path:
-    """Have the file in the folder, complete and as it should be; what is there already is not fetched again."""
+    """Download the file into the folder and verify it, unless it is there already; returns its path."""
     target, part = folder / download.name, folder / f"{download.name}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,14 +40,14 @@ def fetch(download: Download, folder: Path, progress: Progress) -> Path:
             if (found := _md5(part)) != download.md5:
                 part.unlink()
                 raise EtagError(
-                    f"{download.url} arrived damaged (its MD5 is {found}, not {download.md5}) and was thrown away: "
-                    "try again, and if that happens twice the file has been changed."
+                    f"{download.url} arrived damaged (its MD5 is {found}, not {download.md5}) and was deleted: "
+                    "try again; if it happens twice, the file on the server has changed."
                 )
             os.replace(part, target)
     except OSError as error:  # the network's errors are among these
         raise EtagError(
-            f"{download.url} could not be fetched: {error}; what has arrived is kept, and the same command goes on "
-            "from there."
+            f"{download.url} could not be downloaded: {error}; what has arrived is saved, and the same command "
+            "resumes from there."
         ) from error
     return target
 
@@ -58,7 +58,7 @@ def _receive(download: Download, part: Path, progress: Progress) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # what we have is all there is
+        if error.code != 416:  # 416: the part is the whole file already
             raise
         return
     with response, part.open("ab" if response.status == 206 else "wb") as file:
@@ -82,18 +82,18 @@ def _md5(file: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a zip into the folder, without its top folder; nothing can get outside of it."""
-    aside = folder / ".unpacking"
-    shutil.rmtree(aside, ignore_errors=True)
+    """Unpack a zip into the folder, without the zip's top folder; nothing is written outside the folder."""
+    unpacked = folder / ".unpacking"
+    shutil.rmtree(unpacked, ignore_errors=True)
     try:
         with zipfile.ZipFile(archive) as content:
-            content.extractall(aside)  # drops drive letters, leading slashes and ..
-        (top,) = aside.iterdir()
+            content.extractall(unpacked)  # drops drive letters, leading slashes and ..
+        (top,) = unpacked.iterdir()
         for entry in top.iterdir():
-            if (folder / entry.name).is_dir():  # from an earlier time; a folder is not replaced as a file is
+            if (folder / entry.name).is_dir():  # unpacked before: os.replace does not replace folders
                 shutil.rmtree(folder / entry.name)
             os.replace(entry, folder / entry.name)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise EtagError(f"{archive} cannot be unpacked: {error}.") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(unpacked, ignore_errors=True)

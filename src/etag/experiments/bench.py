@@ -1,7 +1,8 @@
-"""Doing a grid's runs: what is done is skipped, what was cut goes on, what fails does not stop the others."""
+"""Executing a grid: finished runs are skipped, interrupted ones resumed, a failed one does not stop the others."""
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -12,158 +13,177 @@ from typing import Literal, Protocol
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
+from etag.experiments.estimate import Estimate, estimate
 from etag.experiments.grid import Grid, PlannedRun, by_label
 from etag.experiments.run_directory import RunDirectory
 
 State = Literal["waiting", "running", "done", "failed"]
-LOOK_EVERY = 0.5  # seconds
+POLL_SECONDS = 0.5
 
 
 class Job(Protocol):
-    """A run that is being made somewhere."""
+    """A run that is being executed somewhere."""
 
     def ended(self) -> str | None:
-        """None while it goes on; then an empty text, or why it failed."""
+        """None while it runs; then an empty text, or the reason why it failed."""
 
     def stop(self) -> None:
-        """Let it stop at its next checkpoint, and wait for that."""
+        """Stop it at its next checkpoint, and wait for that."""
 
 
 class Workers(Protocol):
-    """Where runs are made."""
+    """Where runs are executed."""
 
     @property
-    def places(self) -> int:
-        """How many at a time."""
+    def slots(self) -> int:
+        """The number of runs at a time."""
 
     def start(self, run: PlannedRun, out: Path) -> Job:
-        """Begin a run, or go on with it, in a directory."""
+        """Start a run in a directory, or resume it there."""
 
 
 @dataclass
-class Row:
-    """What is known of a run."""
+class RunStatus:
+    """The state of a run of the grid."""
 
     run: PlannedRun
     state: State = "waiting"
-    reason: str = ""  # of a failure
+    reason: str = ""  # why it failed
     accuracy: float | None = None
-    seconds: float | None = None  # that training took
-    tasks: int = 0  # learned so far
+    seconds: float | None = None  # that the whole run took
+    tasks: int = 0  # finished so far
+    started: float | None = None  # time.monotonic() of its start by this process
 
     @property
     def label(self) -> str:
-        """Its run's."""
+        """The run's name without the seed."""
         return self.run.label
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this process started it; 0 if it did not."""
+        return 0.0 if self.started is None else time.monotonic() - self.started
 
-class Board(Protocol):
-    """Where the state of a grid is shown."""
 
-    def show(self, rows: Sequence[Row], seconds_left: float | None) -> None:
-        """After anything has changed."""
+class Display(Protocol):
+    """Prints the progress of a grid."""
+
+    def update(self, runs: Sequence[RunStatus], seconds_left: float | None) -> None:
+        """Print what has changed."""
 
 
 @dataclass
 class Bench:
-    """A grid with its two places: the store, where runs live, and the results, which hold what is finished."""
+    """A grid and its two folders: the store, which holds whole run directories, and the results of finished runs."""
 
     grid: Grid
     store: Path
     results: Path
-    restart: bool = False  # replace what was made with another configuration
-    rows: dict[str, Row] = field(default_factory=dict)  # by name
+    restart: bool = False  # replace runs of another configuration
+    runs: dict[str, RunStatus] = field(default_factory=dict)  # by name; those that can be configured
+    planned: list[PlannedRun] = field(default_factory=list)  # all of them
 
-    def run(self, workers: Workers, board: Board) -> list[Row]:
-        """Make all runs that are not done; those that failed can be seen in their rows."""
-        with self._alone():
+    def execute(self, workers: Workers, display: Display) -> list[RunStatus]:
+        """Execute all runs that are not done; returns the status of every run, also of those that failed."""
+        self.planned = self.grid.all_runs()
+        with self._locked():
             jobs: dict[str, Job] = {}
             try:
                 self._plan()
-                while jobs or self._of("waiting"):
-                    for row in self._of("waiting")[: workers.places - len(jobs)]:
-                        jobs[row.run.name] = workers.start(row.run, self.store / row.run.name)
-                        row.state = "running"
-                    if self._look(jobs):
+                while jobs or self._in_state("waiting"):
+                    for status in self._in_state("waiting")[: workers.slots - len(jobs)]:
+                        jobs[status.run.name] = workers.start(status.run, self.store / status.run.name)
+                        status.state, status.started = "running", time.monotonic()
+                    if self._poll(jobs):
                         self._plan()
-                    board.show(list(self.rows.values()), self.seconds_left(workers.places))
-                    time.sleep(LOOK_EVERY)
+                    display.update(list(self.runs.values()), self.seconds_left(workers.slots))
+                    time.sleep(POLL_SECONDS)
             finally:
                 for job in jobs.values():
                     job.stop()
-            board.show(list(self.rows.values()), None)
-        return list(self.rows.values())
+            display.update(list(self.runs.values()), None)
+        return list(self.runs.values())
+
+    @property
+    def command(self) -> str:
+        """The command that executes this grid again, from the same working directory."""
+        words = ["etag", "bench", self.grid.name if self.grid.packaged else (self.results / "grid.yaml").as_posix()]
+        if self.results != default_results(self.grid):
+            words += ["--results", self.results.as_posix()]
+        return shlex.join([*words, *(word for file in self.grid.plugins for word in ("--plugin", file))])
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Nobody else makes the same grid in the same place. The grid's file is kept beside its results."""
+    def _locked(self) -> Iterator[None]:
+        """Let no other process execute a grid in the same store; the grid's file is written beside its results."""
         try:
             self.store.mkdir(parents=True, exist_ok=True)
             self.results.mkdir(parents=True, exist_ok=True)
             (self.store / ".lock").touch()
-            write_atomically(self.results / "grid.yaml", self.grid.text)
         except OSError as error:
             raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
         with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
+            try:
+                write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned))
+            except OSError as error:
+                raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
             yield
 
     def _plan(self) -> None:
-        """Name all runs that can be named now: what is found of those that try may name those that follow."""
-        while new := [run for run in self.grid.plan(self._score) if run.name not in self.rows]:
+        """Add all runs that can be configured now: the results of a search may allow new ones."""
+        while new := [run for run in self.grid.plan(self._score) if run.name not in self.runs]:
             for run in new:
-                self.rows[run.name] = row = self.look(run)
-                if row.state == "failed" and self.restart:
+                self.runs[run.name] = status = self.status(run)
+                if status.state == "failed" and self.restart:
                     self._remove(run)
-                    self.rows[run.name] = row = Row(run)
-                if row.state == "done":
+                    self.runs[run.name] = status = RunStatus(run)
+                if status.state == "done":
                     self._copy(run)
 
     def _score(self, name: str) -> float | None:
-        row = self.rows.get(name)
-        if row is not None and row.state == "failed":
-            return float("-inf")  # values that a run fails with are not chosen
-        return None if row is None else row.accuracy
+        status = self.runs.get(name)
+        if status is not None and status.state == "failed":
+            return float("-inf")  # a search never chooses values that a run fails with
+        return None if status is None else status.accuracy
 
-    def look(self, run: PlannedRun) -> Row:
-        """What there is of a run already; what was made with another configuration is no use."""
-        for place in (self.results, self.store):
-            directory = RunDirectory(place / run.name)
+    def status(self, run: PlannedRun) -> RunStatus:
+        """What is on disk of a run; one of another configuration counts as failed."""
+        for folder in (self.results, self.store):
+            directory = RunDirectory(folder / run.name)
             try:
                 if directory.finished(run.config):
                     return _done(run, directory)
                 directory.check(run.config)
             except EtagError as error:
-                return Row(run, "failed", str(error))
-        return Row(run)
+                return RunStatus(run, "failed", str(error))
+        return RunStatus(run)
 
     def _remove(self, run: PlannedRun) -> None:
-        """What there is of a run."""
-        for place in (self.results, self.store):
-            shutil.rmtree(place / run.name, ignore_errors=True)
+        for folder in (self.results, self.store):
+            shutil.rmtree(folder / run.name, ignore_errors=True)
 
-    def _of(self, state: State) -> list[Row]:
-        return [row for row in self.rows.values() if row.state == state]
+    def _in_state(self, *states: State) -> list[RunStatus]:
+        return [status for status in self.runs.values() if status.state in states]
 
-    def _look(self, jobs: dict[str, Job]) -> bool:
-        """Note what has happened since; whether a run has ended."""
+    def _poll(self, jobs: dict[str, Job]) -> bool:
+        """Update the status of the running runs; returns whether one has ended."""
         before = len(jobs)
         for name, job in list(jobs.items()):
-            row, directory = self.rows[name], RunDirectory(self.store / name)
+            status, directory = self.runs[name], RunDirectory(self.store / name)
             with suppress(EtagError):  # no task is learned yet
-                row.tasks = len(directory.model.about().history)
+                status.tasks = len(directory.model.about().history)
             ended = job.ended()
             if ended is None:
                 continue
             del jobs[name]
             if ended:
-                row.state, row.reason = "failed", ended
+                status.state, status.reason = "failed", ended
             else:
-                self.rows[name] = _done(row.run, directory)
-                self._copy(row.run)
+                self.runs[name] = _done(status.run, directory, status.elapsed)
+                self._copy(status.run)
         return len(jobs) < before
 
     def _copy(self, run: PlannedRun) -> None:
-        """To the results, what is small of a finished run; `metrics.json` last: it marks what is done."""
+        """Copy the small files of a finished run to the results; `metrics.json` last: it marks a run as done."""
         source, target = RunDirectory(self.store / run.name), RunDirectory(self.results / run.name)
         if target.metrics.is_file():
             return
@@ -172,24 +192,53 @@ class Bench:
         for file in [source.config, *sorted(source.path.glob("embedding-*.json")), source.metrics]:
             write_atomically(target.path / file.name, file.read_bytes())
 
-    def seconds_left(self, places: int) -> float | None:
-        """From what runs of the same kind took, or of any kind; None before one is done."""
-        done = self._of("done")
+    def seconds_left(self, slots: int) -> float | None:
+        """The time left, from the time of finished runs with the same label or of all; None before one is done."""
+        done = self._in_state("done")
         if not done:
             return None
-        alike, left = by_label(done), 0.0
-        for row in [*self._of("waiting"), *self._of("running")]:
-            known = alike.get(row.label, done)
-            left += sum(other.seconds or 0.0 for other in known) / len(known)
-        return left / places
+        same, left = by_label(done), [0.0]
+        later = [RunStatus(run) for run in self.planned if run.name not in self.runs]  # after a search
+        for status in [*self._in_state("waiting", "running"), *later]:
+            known = same.get(status.label, done)
+            expected = sum(other.seconds or 0.0 for other in known) / len(known)
+            left.append(max(0.0, expected - status.elapsed))
+        return max(sum(left) / slots, *left)  # fewer runs than slots end no sooner than the longest of them
 
 
-def _done(run: PlannedRun, directory: RunDirectory) -> Row:
+def _done(run: PlannedRun, directory: RunDirectory, elapsed: float = 0.0) -> RunStatus:
+    """The status of a finished run, which took `elapsed` seconds here, or at least those in its metrics."""
     metrics = json.loads(directory.metrics.read_text())
-    seconds = metrics["train_seconds"]
-    return Row(run, "done", accuracy=metrics["A_weighted"], seconds=sum(seconds), tasks=len(seconds))
+    train, test = metrics["train_seconds"], metrics["test_seconds"]
+    # the metrics count more where a run was resumed, the elapsed time more where it was not: start and end of a run
+    seconds = max(elapsed, sum(train) + sum(test))
+    return RunStatus(run, "done", accuracy=metrics["A_weighted"], seconds=seconds, tasks=len(train))
 
 
 def default_store(grid: Grid) -> Path:
-    """ETAG_RUNS, else the user cache."""
+    """The grid's folder below $ETAG_RUNS, else below the user's cache."""
     return Path(os.environ.get("ETAG_RUNS") or user_cache() / "runs").expanduser() / grid.name
+
+
+def default_results(grid: Grid) -> Path:
+    """The grid's folder below `results` in the working directory."""
+    return Path("results") / grid.name
+
+
+def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
+    """For each label: the number of runs (seeds), and the seconds and arithmetic operations of one of them.
+
+    A few steps are measured once for each method and its options, and scaled to the images of every split.
+    """
+    measured: dict[str, Estimate] = {}
+    for label, runs in by_label(grid.all_runs()).items():
+        cost = _cost_options(runs[0])
+        found = estimate(runs[0].config, measured.get(cost))
+        measured.setdefault(cost, found)
+        yield label, len(runs), sum(found.seconds), found.operations
+
+
+def _cost_options(run: PlannedRun) -> str:
+    """The options that the cost of a step depends on, as a text to compare."""
+    plain = run.config.plain()
+    return json.dumps({key: plain[key] for key in ("method", "model", "train", "runtime")}, sort_keys=True)

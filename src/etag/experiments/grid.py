@@ -1,7 +1,9 @@
-"""Grids: a YAML file that names methods x splits x variants x seeds, and the runs that it stands for."""
+"""Grids: a YAML file that names methods, splits, variants and seeds, and the runs of all their combinations."""
 
+import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Protocol, TypeVar
@@ -14,38 +16,55 @@ from etag.data.source import Seed
 from etag.experiments import recipes, yaml
 from etag.experiments.config import RunConfig, resolve
 
-Score = Callable[[str], float | None]  # of the run of this name; None where it is not done
+Score = Callable[[str], float | None]  # the accuracy of the run with this name; None while it is not done
+FOR_REPORTS = ("summary", "paper", "notice")  # keys of a grid's file that only a report reads
+ADDED = "# written by `etag bench`\n"  # what follows this line is not part of the grid
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one mapping by dotted key; an empty mapping stays a value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
 
 
 class Search(Options):
-    """Values that are tried on the base task's classes alone, judged on images that are held out of its training."""
+    """Values to try on the classes of the base task alone, evaluated on images held out of its training data."""
 
     over: dict[str, list[Any]] = Field(min_length=1, description="values by dotted key; all combinations are tried")
-    split: str = Field(description="how the base task's classes are cut to try them, such as b4-2x2")
-    classes: int = Field(description="how many classes the base task has", gt=1)
-    held_out: float = Field(0.2, gt=0, lt=1, description="share of each class's training images to judge on")
+    split: str = Field(description="how the base task's classes are split for trying, such as b4-2x2")
+    classes: int = Field(description="the number of classes of the base task", gt=1)
+    held_out: float = Field(0.2, gt=0, lt=1, description="share of each class's training images to evaluate on")
 
 
 class Block(Options):
-    """Every combination of what it holds, by one recipe."""
+    """One recipe with every combination of these methods, splits, seeds and variants."""
 
     recipe: str
     preset: str | None = None
     methods: list[str] = Field(min_length=1)
-    splits: list[str] | None = Field(None, min_length=1, description="None is the recipe's own")
+    splits: list[str] | None = Field(None, min_length=1, description="None is the recipe's own split")
     seeds: list[Seed] = Field([0, 1, 2], min_length=1)
     settings: dict[str, Any] = Field(default_factory=dict, description="options by dotted key")
     variants: dict[str, dict[str, Any]] = Field(
-        {"": {}}, min_length=1, description="by name: settings on top; '' is the plain one"
+        {"": {}}, min_length=1, description="by name: settings that override the others; '' is the plain method"
     )
     search: Search | None = None
 
     @field_validator("settings")
     @classmethod
-    def _without_what_has_a_place(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        if found := {"method", "split", "seed"} & settings.keys():
-            raise ValueError(f"{min(found)} has a place of its own, {min(found)}s")
-        return settings
+    def _dotted_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        flat = dotted(settings)
+        for key, own in (("method", "methods"), ("method.name", "methods"), ("split", "splits"), ("seed", "seeds")):
+            if key in flat:
+                raise ValueError(f"'{key}' cannot be a setting: list its values under '{own}'")
+        return flat
+
+    @field_validator("variants")
+    @classmethod
+    def _dotted_variants(cls, variants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {name: dotted(settings) for name, settings in variants.items()}
 
 
 @dataclass(frozen=True)
@@ -53,86 +72,118 @@ class PlannedRun:
     """A run of a grid. Its name is its directory below the grid's."""
 
     name: str
-    label: str  # what differs in the seed only has the same
+    label: str  # the name without the seed
     config: RunConfig
-    command: str  # that makes it again
+    command: str  # does the same run on its own
 
     @property
     def candidate(self) -> bool:
-        """Whether it belongs to a search."""
+        """Whether it only tries values for a search."""
         return self.name.startswith("search/")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid's file, read."""
+    """The content of a grid's file."""
 
     name: str
     text: str
     blocks: tuple[Block, ...]
+    packaged: bool = False  # whether it comes with the package, so that its name is enough to find it
+    plugins: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, name: str, plugins: Sequence[str] = ()) -> "Grid":
-        """By name, of those that come with the package, or by path; its runs are made with these plug-ins."""
+        """Read a grid, by name if it comes with the package, else by path; `plugins` are loaded by every run.
+
+        A `grid.yaml` that `etag bench` wrote is read as the original grid.
+        """
         path = recipes.grid_file(name)
         content = yaml.read(path)
-        for key in ("summary", "paper"):  # for readers of the results
+        text, added, _ = path.read_text().partition(ADDED)
+        own_name = _name(content.pop("bench", None), path.stem) if added else path.stem
+        text = _appendable(text, content)
+        if not isinstance(content.get("notice", ""), str):
+            raise EtagError(f"{path}: 'notice' must be a text, but is {content['notice']!r}.")
+        for key in FOR_REPORTS:
             content.pop(key, None)
         blocks = content.pop("runs", [{}])
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-            raise EtagError(f"{path}: 'runs' should list blocks, each with its methods, seeds and the like.")
+            raise EtagError(f"{path}: 'runs' must be a list of blocks, each with its methods, seeds and the like.")
         try:
             found = [Block.model_validate(content | block) for block in blocks]
         except ValidationError as error:
             raise file_error(error, str(path)) from None
         if plugins:
             found = [b.model_copy(update={"settings": b.settings | {"plugins": [*plugins]}}) for b in found]
-        return cls(path.stem, path.read_text(), tuple(found))
+        return cls(own_name, text, tuple(found), name in recipes.grids(), tuple(plugins))
 
-    def everything(self) -> list[PlannedRun]:
-        """All runs, a search's choice being any: what is tried costs the same."""
+    def recorded(self, command: str, runs: Sequence[PlannedRun]) -> str:
+        """The grid's file for its results: its own text, then the key `bench` with name, command and planned runs."""
+        added = {"name": self.name, "command": command, "runs": [run.name for run in runs]}
+        return f"{self.text.rstrip()}\n{ADDED}{yaml.write({'bench': added})}"
+
+    def all_runs(self) -> list[PlannedRun]:
+        """Every run, also those whose configuration depends on a search: they have the values tried first."""
         return self.plan(lambda _: 0.0)
 
     def plan(self, score: Score) -> list[PlannedRun]:
-        """The runs that can be named now: of a search those that try, and when all are done, those that follow."""
+        """The runs that can be configured now: those that depend on a search only once its candidates are done."""
         runs = [run for block in self.blocks for run in _runs(block, score)]
         names = [run.name for run in runs]
         if twice := {name for name in names if names.count(name) > 1}:
             raise EtagError(
-                f"the grid '{self.name}' has several runs that would be named {min(twice)}: name variants apart."
+                f"the grid '{self.name}' has several runs with the name {min(twice)}: give their variants "
+                "different names."
             )
         return runs
 
 
+def _name(added: Any, default: str) -> str:
+    """The name that `etag bench` wrote into a file; it becomes the name of a folder, so it must be a plain one."""
+    name = added.get("name") if isinstance(added, dict) else None
+    return name if isinstance(name, str) and re.fullmatch(r"\w[\w.+-]*", name) else default
+
+
+def _appendable(text: str, content: dict[str, Any]) -> str:
+    """The text if a key can be written after its end, else the same content written anew, without comments."""
+    try:
+        if yaml.parse(f"{text.rstrip()}\nbench: {{}}", "") == content | {"bench": {}}:
+            return text
+    except EtagError:
+        pass
+    return yaml.write(content)
+
+
 class Labeled(Protocol):
-    """A run, or what is known of one."""
+    """A planned run, or its status."""
 
     @property
     def label(self) -> str:
-        """What differs in the seed only has the same."""
+        """The run's name without the seed."""
 
 
 L = TypeVar("L", bound=Labeled)
 
 
-def by_label(found: Iterable[L]) -> dict[str, list[L]]:
-    """Together what differs in the seed only."""
+def by_label(runs: Iterable[L]) -> dict[str, list[L]]:
+    """Groups of runs that differ only in the seed."""
     groups: dict[str, list[L]] = {}
-    for one in found:
-        groups.setdefault(one.label, []).append(one)
+    for run in runs:
+        groups.setdefault(run.label, []).append(run)
     return groups
 
 
 def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:
-    """One seed after the other, so that what is done of a grid is a whole comparison."""
+    """The runs of a block, seed by seed, so that an unfinished grid holds complete comparisons."""
     splits: list[str | None] = [*block.splits] if block.splits else [None]
     chosen: dict[str, dict[str, Any]] = {method: {} for method in block.methods}
     if block.search is not None:
         chosen = {}
         for method in block.methods:
-            tried = list(_candidates(block, block.search, method))
-            yield from (run for run, _ in tried)
-            if (best := _best(tried, score)) is not None:
+            candidates = list(_candidates(block, block.search, method))
+            yield from (run for run, _ in candidates)
+            if (best := _best(candidates, score)) is not None:
                 chosen[method] = best
     for seed, split, method, variant in product(block.seeds, splits, chosen, block.variants):
         settings = block.settings | chosen[method] | block.variants[variant]
@@ -140,36 +191,29 @@ def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:
 
 
 def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[PlannedRun, dict[str, Any]]]:
-    """The runs that try values, with these."""
-    alone = {"data.first": search.classes, "data.held_out": search.held_out}
+    """The runs that try values, each with its values."""
+    base_task = {"data.first": search.classes, "data.held_out": search.held_out}
     for values in product(*search.over.values()):
         tried = dict(zip(search.over, values, strict=True))
-        name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in tried.items())
-        yield (
-            _planned(block, method, search.split, block.seeds[0], name, block.settings | alone | tried, "search/"),
-            tried,
-        )
+        variant = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in tried.items())
+        settings = block.settings | base_task | dotted(tried)
+        yield _planned(block, method, search.split, block.seeds[0], variant, settings, "search/"), dotted(tried)
 
 
-def _best(tried: Sequence[tuple[PlannedRun, dict[str, Any]]], score: Score) -> dict[str, Any] | None:
-    """The values with the highest accuracy; None while some are not tried yet."""
-    scores = [score(run.name) for run, _ in tried]
+def _best(candidates: Sequence[tuple[PlannedRun, dict[str, Any]]], score: Score) -> dict[str, Any] | None:
+    """The values with the highest accuracy; None while some have not been tried."""
+    scores = [score(run.name) for run, _ in candidates]
     known = [value for value in scores if value is not None]
-    return tried[scores.index(max(known))][1] if len(known) == len(tried) else None
+    return candidates[scores.index(max(known))][1] if len(known) == len(candidates) else None
 
 
 def _planned(
-    block: Block, method: str, split: str | None, seed: int, variant: str, settings: dict[str, Any], below: str = ""
+    block: Block, method: str, split: str | None, seed: int, variant: str, settings: dict[str, Any], prefix: str = ""
 ) -> PlannedRun:
     given = {"method": method, "seed": seed} | ({} if split is None else {"split": split}) | settings
-    config = resolve(block.recipe, given, preset=block.preset)
-    label = f"{below}{config.split}/{method}" + (f"-{variant}" if variant else "")
+    config = resolve(block.recipe, deepcopy(given), preset=block.preset)  # a copy: runs must not share mappings
+    label = f"{prefix}{config.split}/{method}" + (f"-{variant}" if variant else "")
     words = ["etag", "run", block.recipe, *(["--preset", block.preset] if block.preset else [])]
     words += ["--method", method, *(["--split", split] if split else []), "--seed", str(seed)]
-    words += [word for key, value in settings.items() for word in ("--set", f"{key}={_written(value)}")]
+    words += [word for key, value in settings.items() for word in ("--set", f"{key}={yaml.inline(value)}")]
     return PlannedRun(f"{label}-seed{seed}", label, config, shlex.join(words))
-
-
-def _written(value: Any) -> str:
-    """As `--set` takes it."""
-    return yaml.write({"value": value}).removeprefix("value:").removesuffix("\n").strip()

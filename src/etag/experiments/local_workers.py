@@ -1,9 +1,11 @@
-"""Runs as processes of this machine, one thread each; on a machine with GPUs, in turn on each of these."""
+"""Runs as processes on this machine, one thread each; on a machine with GPUs the runs share these out."""
 
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,23 +14,29 @@ from etag.core.files import write_atomically
 from etag.experiments import yaml
 from etag.experiments.grid import PlannedRun
 
-STOPPING = 60.0  # seconds that a run has to reach its next checkpoint
+STOP_SECONDS = 60.0  # that a run has to reach its next checkpoint
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, by the numbers or UUIDs that CUDA_VISIBLE_DEVICES takes."""
+    inherited, count = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
+    names = map(str, range(count)) if inherited is None else map(str.strip, inherited.split(","))
+    return [*names][:count]  # CUDA ignores what follows an unknown name
 
 
 class LocalJob:
-    """A process that makes a run; what it says goes to a file beside."""
+    """A process that executes a run; its output goes to a file beside the run directory."""
 
-    def __init__(self, run: PlannedRun, out: Path, device: int | None) -> None:
+    def __init__(self, run: PlannedRun, out: Path, devices: Sequence[str]) -> None:
+        self.devices = devices
         out.parent.mkdir(parents=True, exist_ok=True)
         recipe, self._log = out.with_name(f"{out.name}.yaml"), out.with_name(f"{out.name}.log")
         write_atomically(recipe, yaml.write(run.config.plain()))
-        env = (
-            os.environ | {"OMP_NUM_THREADS": "1"} | ({} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)})
-        )
+        env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {})
         command = [sys.executable, "-m", "etag.cli", "run", str(recipe), "--out", str(out)]
         command += [word for file in run.config.plugins for word in ("--plugin", file)]
         with self._log.open("w") as log:
-            # in a session of its own: Ctrl-C is passed on by `stop`, once
+            # in a session of its own: `stop` passes Ctrl-C on, once
             self._process = subprocess.Popen(
                 command,
                 env=env,
@@ -38,33 +46,43 @@ class LocalJob:
                 start_new_session=True,
             )
 
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
     def ended(self) -> str | None:
-        """Whether it has, and why it failed: its last words."""
+        """None while it runs; then an empty text, or the last line of its output if it failed."""
         code = self._process.poll()
         if code is None or code == 0:
             return None if code is None else ""
-        words = [line for line in self._log.read_text().splitlines() if line.strip()]
-        return words[-1].removeprefix("error: ") if words else f"it ended with code {code}"
+        lines = [line for line in self._log.read_text().splitlines() if line.strip()]
+        return lines[-1].removeprefix("error: ") if lines else f"it ended with exit code {code}"
 
     def stop(self) -> None:
-        """As Ctrl-C would; if that takes too long, at once: the last checkpoint is there."""
-        if self._process.poll() is None:
+        """Interrupt it as Ctrl-C does; kill it if that takes too long: its last checkpoint is on disk."""
+        if self.running:
             self._process.send_signal(signal.SIGINT)
             try:
-                self._process.wait(STOPPING)
+                self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
 
 
 class LocalWorkers:
-    """So many runs at a time."""
+    """Executes up to `slots` runs at a time on this machine."""
 
-    def __init__(self, jobs: int) -> None:
-        self.places = jobs
-        self._started = 0
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._devices = visible_devices()
+        self._jobs: list[LocalJob] = []
 
     def start(self, run: PlannedRun, out: Path) -> LocalJob:
-        """A process."""
-        devices = torch.cuda.device_count()
-        self._started += 1
-        return LocalJob(run, out, self._started % devices if devices else None)
+        """Start a process for the run, on the GPUs that the fewest other runs use."""
+        self._jobs = [job for job in self._jobs if job.running]
+        used = Counter(device for job in self._jobs for device in job.devices)
+        free_first = sorted(self._devices, key=lambda device: used[device])
+        runtime = run.config.runtime
+        job = LocalJob(run, out, free_first[: runtime.devices] if runtime.accelerator in ("auto", "cuda") else [])
+        self._jobs.append(job)
+        return job

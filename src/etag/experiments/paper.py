@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, to stand beside ours."""
+"""The numbers that the paper prints, for comparison with ours."""
 
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ class Result(Accuracy):
 
 
 class Misprint(_Printed):
-    """A number of Table 1 that cannot be meant."""
+    """A number of Table 1 that is evidently wrong, and why."""
 
     column: str
     method: str
@@ -40,7 +40,7 @@ class Misprint(_Printed):
 
 
 class Ablation(_Printed):
-    """A column of Table 2: what a method is made of, and its accuracy in percent."""
+    """A column of Table 2: the components of a method, and its accuracy in percent."""
 
     GE: Literal["none", "S", "N", "T"]
     KD: Literal["N", "E"]
@@ -50,14 +50,14 @@ class Ablation(_Printed):
 
 
 class Seconds(_Printed):
-    """A column of the table of times."""
+    """A column of the table of times, in seconds."""
 
     train: float
     test: float
 
 
 class Paper(_Printed):
-    """All tables. Methods are in the paper's order, by our names."""
+    """All tables of the paper; methods have our names and the paper's order."""
 
     table1: dict[str, dict[str, Result]]
     misprints: list[Misprint]
@@ -68,22 +68,22 @@ class Paper(_Printed):
 
     @property
     def methods(self) -> list[str]:
-        """The rows of Table 1."""
+        """The methods of Table 1, one per row."""
         return list(next(iter(self.table1.values())))
 
     def misprint(self, column: str, method: str, metric: str) -> str | None:
-        """What is wrong with a number of Table 1, if anything."""
+        """What is wrong with a number of Table 1; None if nothing is."""
         wrong = (m.note for m in self.misprints if (m.column, m.method, m.metric) == (column, method, metric))
         return next(wrong, None)
 
 
 @cache
 def printed() -> Paper:
-    """What the paper prints."""
+    """All numbers of the paper, read from `paper.yaml` once."""
     return Paper.model_validate(yaml.read(FILE))
 
 
 def column_of(data: str, split: str) -> str | None:
-    """The column of Table 1 that has this very data set and split, if any."""
+    """The column of Table 1 with this data set and split, such as `cifar100-5`; None if there is none."""
     columns = {(data, f"b50-{tasks}x{50 // tasks}"): f"{data}-{tasks}" for data in DATA_SETS for tasks in TASKS}
     return columns.get((data, split))

@@ -1,4 +1,4 @@
-"""Plug-ins: methods, backbones and sources from a user's own file, or from an installed package."""
+"""Plug-ins: methods, backbones and data sources from a user's own file or from an installed package."""
 
 import importlib.util
 import sys
@@ -28,7 +28,7 @@ def load(files: Iterable[str | Path]) -> list[str]:
 
 
 def not_loaded(files: Iterable[str]) -> list[str]:
-    """Those whose code has not run in this process."""
+    """The files whose code has not been run in this process."""
     return [file for file in files if file not in _loaded]
 
 
@@ -38,14 +38,15 @@ def _run_file(path: str) -> None:
     name = f"etag_plugin_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise EtagError(f"the plug-in '{path}' is no Python file: its name should end in .py.")
+        raise EtagError(f"the plug-in '{path}' is no Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # what the file defines can then be found again by name
+    sys.modules[name] = module  # so that pickle and the like find what the file defines
     loader = spec.loader
     _guarded(f"the plug-in '{path}'", lambda: loader.exec_module(module))
 
 
 def _guarded(which: str, work: Callable[[], object]) -> None:
+    """Do the work; an exception of the plug-in's code becomes an `EtagError` that names the plug-in and the line."""
     try:
         work()
     except EtagError:

@@ -1,4 +1,4 @@
-"""Runs as tasks of a Ray cluster: one that is there already, or one on this machine."""
+"""Runs as tasks of a Ray cluster: an existing one, or one that is started on this machine."""
 
 from pathlib import Path
 from typing import Any
@@ -6,51 +6,49 @@ from typing import Any
 from etag.core.errors import EtagError
 from etag.experiments.config import RunConfig, validate
 from etag.experiments.grid import PlannedRun
-from etag.experiments.run import run as make_run
+from etag.experiments.run import run as execute
 
 RETRIES = 5  # of a run whose worker was lost
+STOP_SECONDS = 60.0  # that a run has to reach its next checkpoint
 
 
-def _make(config: dict[str, Any], out: str) -> str:
-    """What a worker does; why it failed, or nothing. A run that was begun elsewhere goes on from its checkpoint."""
+def _execute_run(config: dict[str, Any], out: str) -> str:
+    """Executed by a worker; returns why the run failed, or an empty text. An unfinished run is resumed."""
     import torch
 
     torch.set_num_threads(1)
     try:
-        make_run(validate(config), Path(out))
+        execute(validate(config), Path(out))
     except EtagError as error:
         return str(error)
     return ""
 
 
 class RayJob:
-    """A task of the cluster."""
+    """A run as a task of the cluster."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
         self._ray, self._reference = ray, reference
 
     def ended(self) -> str | None:
-        """Whether it has, and why it failed."""
+        """None while it runs; then an empty text, or the reason why it failed."""
         ready, _ = self._ray.wait([self._reference], timeout=0)
         if not ready:
             return None
         try:
-            said: str = self._ray.get(self._reference)
+            reason: str = self._ray.get(self._reference)
         except self._ray.exceptions.RayError as error:
             return str(error).strip().splitlines()[-1]
-        return said
+        return reason
 
     def stop(self) -> None:
-        """As Ctrl-C would."""
+        """Interrupt it as Ctrl-C does."""
         self._ray.cancel(self._reference)
-        self._ray.wait([self._reference], timeout=60)
+        self._ray.wait([self._reference], timeout=STOP_SECONDS)
 
 
 class RayWorkers:
-    """As many runs as the cluster has processors are given to Ray, which places them by what they need.
-
-    One whose worker is lost is begun elsewhere.
-    """
+    """Gives Ray as many runs as the cluster has processors; a run whose worker is lost is resumed by another."""
 
     def __init__(self, address: str | None = None, jobs: int | None = None) -> None:
         try:
@@ -66,20 +64,20 @@ class RayWorkers:
         self._gpus = self._ray.cluster_resources().get("GPU", 0)
 
     @property
-    def places(self) -> int:
-        """Processors there are now: a cluster may grow."""
+    def slots(self) -> int:
+        """The number of processors at the moment: a cluster may grow."""
         return int(self._ray.cluster_resources().get("CPU", 1))
 
     def start(self, run: PlannedRun, out: Path) -> RayJob:
-        """A task, with the processors and GPUs that its configuration asks for."""
-        needs = self._needs(run.config)
-        task = self._ray.remote(max_retries=RETRIES, **needs)(_make)
+        """Submit a task with the processors and GPUs that the run's configuration asks for."""
+        resources = self._resources(run.config)
+        task = self._ray.remote(max_retries=RETRIES, **resources)(_execute_run)
         return RayJob(self._ray, task.remote(run.config.plain(), str(out.absolute())))
 
-    def _needs(self, config: RunConfig) -> dict[str, int]:
+    def _resources(self, config: RunConfig) -> dict[str, int]:
         devices, on_gpus = config.runtime.devices, self._gpus and config.runtime.accelerator in ("auto", "cuda")
         return {"num_cpus": devices, "num_gpus": devices} if on_gpus else {"num_cpus": devices}
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Disconnect from the cluster; one that was started here ends."""
         self._ray.shutdown()

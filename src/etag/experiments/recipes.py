@@ -1,4 +1,4 @@
-"""Recipes: YAML files that name a run's choices. They come with the package; a path to a file works too."""
+"""Recipes, presets and grids: YAML files that come with the package; the path of a file works in place of a name."""
 
 from pathlib import Path
 from typing import Any
@@ -9,80 +9,77 @@ from etag.experiments import yaml
 
 
 def folder() -> Path:
-    """Where the recipes are: inside an installed package, or at the top of a working tree."""
+    """The folder of the recipes: inside an installed package, or at the top of a working tree."""
     package = Path(__file__).parents[1]
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parents[1] / "recipes"
 
 
 def available() -> dict[str, Path]:
-    """Recipes by name: the path below the folder, without its ending. Those that begin with _ are for others."""
+    """Files of recipes by name (the path below the folder, without `.yaml`); a leading _ marks a part of others."""
     root = folder()
-    others = {*_below("presets"), *_below("grids")}
+    others = {*_files("presets"), *_files("grids")}
     files = (file for file in sorted(root.rglob("*.yaml")) if not file.name.startswith("_") and file not in others)
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
 def load(name: str) -> dict[str, Any]:
     """The content of a recipe, by name or by path."""
-    known = available()
-    if name in known:
-        return _read(known[name])
-    path = Path(name).expanduser()
-    if path.suffix in {".yaml", ".yml"}:
-        if not path.is_file():
-            raise EtagError(f"the recipe file '{name}' does not exist.")
-        return _read(path)
-    raise unknown_name("recipe", name, known)
-
-
-def _below(kind: str) -> list[Path]:
-    return sorted((folder() / kind).glob("*.yaml"))
+    return _read(_find("recipe", name, available()))
 
 
 def grids() -> dict[str, Path]:
-    """The grids that come with the package."""
-    return {file.stem: file for file in _below("grids")}
+    """Files of the grids that come with the package, by name."""
+    return {file.stem: file for file in _files("grids")}
 
 
 def grid_file(name: str) -> Path:
-    """A grid's file, by name or by path."""
-    known, path = grids(), Path(name).expanduser()
-    if name not in known and path.suffix in {".yaml", ".yml"}:
-        if not path.is_file():
-            raise EtagError(f"the grid file '{name}' does not exist.")
-        return path
-    if name not in known:
-        raise unknown_name("grid", name, known)
-    return known[name]
+    """The file of a grid, by name or by path."""
+    return _find("grid", name, grids())
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The content of a preset: what shall be otherwise in any recipe."""
-    known = {file.stem: file for file in _below("presets")}
+    """The content of a preset: options that are laid over any recipe."""
+    known = {file.stem: file for file in _files("presets")}
     if name not in known:
         raise unknown_name("preset", name, known)
     return _read(known[name])
 
 
 def default_for(source: str) -> dict[str, Any]:
-    """The recipe named after a data source; nothing if there is none."""
+    """The content of the recipe named after a data source; without one, only the name of the source."""
     known = available()
     return _read(known[source]) if source in known else {"data": source}
 
 
 def summary(path: Path) -> str:
-    """A recipe's own description."""
+    """The description in a recipe's or grid's key `summary`; empty without one."""
     return str(yaml.read(path).get("summary", ""))
 
 
+def _files(kind: str) -> list[Path]:
+    return sorted((folder() / kind).glob("*.yaml"))
+
+
+def _find(kind: str, name: str, known: dict[str, Path]) -> Path:
+    """The known file of this name, or else the file at this path."""
+    if name in known:
+        return known[name]
+    path = Path(name).expanduser()
+    if path.suffix not in {".yaml", ".yml"}:
+        raise unknown_name(kind, name, known)
+    if not path.is_file():
+        raise EtagError(f"the {kind} file '{name}' does not exist.")
+    return path
+
+
 def _read(path: Path) -> dict[str, Any]:
-    """A recipe's content upon that of the recipes it extends."""
+    """A recipe's content, laid over that of the recipes it extends."""
     content = yaml.read(path)
     content.pop("summary", None)
     merged: dict[str, Any] = {}
-    below = content.pop("extends", [])
-    for name in [below] if isinstance(below, str) else below:
+    extended = content.pop("extends", [])
+    for name in [extended] if isinstance(extended, str) else extended:
         other = path.parent / f"{name}.yaml"
         if not other.is_file():
             raise EtagError(f"{path} extends '{name}', but {other} does not exist.")

@@ -1,5 +1,6 @@
-"""YAML as people write it: `1e-3` is a number, and a key given twice is a mistake."""
+"""YAML as people write it: `1e-3` is a number, and a key given twice is an error."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from etag.core.errors import EtagError
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, with the two corrections."""
+    """A safe loader with these two corrections."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -20,15 +21,20 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that `_Loader` would read as numbers."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )
 
 
 def parse(text: str, origin: str) -> Any:
-    """The value that a text stands for; `origin` says where it came from, for the error."""
+    """The value that a YAML text describes; an error message names `origin` as the place of the text."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -39,7 +45,7 @@ def parse(text: str, origin: str) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file that holds a mapping."""
+    """The mapping that a file holds; anything else is an error that names the file."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -51,5 +57,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(value: dict[str, Any]) -> str:
-    """The text of a mapping, keys in their order."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    """The text of a mapping, one key per line, in the order of its keys."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def inline(value: Any) -> str:
+    """The text of any value on one line, as `--set KEY=VALUE` reads it."""
+    text = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, width=math.inf, sort_keys=False, allow_unicode=True
+    )
+    return text.removesuffix("...\n").strip()

@@ -11,7 +11,6 @@ from torch import nn
 from etag.core.errors import EtagError
 
 M = TypeVar("M", bound=nn.Module)
-MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes
 
 
 @runtime_checkable
@@ -22,14 +21,22 @@ class SelfInitializing(Protocol):
         """Set its own parameters (its children are done apart)."""
 
 
+def _memory() -> float:
+    """This machine's memory in bytes; infinity where the system does not report it."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return math.inf
+
+
 def build(make: Callable[[], M], generator: torch.Generator) -> M:
     """Make a module without touching the global generator, and initialize it from the given one."""
     with torch.device("meta"):
         module = make()
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
-    if size > MEMORY:  # told now: the system would kill us later
+    if size > (memory := _memory()):  # refused now: the system would kill the process later
         raise EtagError(
-            f"a network of {size / 2**30:,.0f} GiB does not fit into this machine's {MEMORY / 2**30:,.0f} GiB of "
+            f"a network of {size / 2**30:,.0f} GiB does not fit into this machine's {memory / 2**30:,.0f} GiB of "
             "memory: set model.width, or the number of classes, lower."
         )
     module.to_empty(device="cpu")
