@@ -18,6 +18,7 @@ from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
+from etag.learner.learner import Learner
 from etag.methods.base import Context
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
@@ -56,7 +57,7 @@ def runtime():
 # e-variants run the same code again: those that the paper does not have, and two that it has, are marked as slow
 EVERY_METHOD = [
     pytest.param(name, marks=pytest.mark.slow)
-    if METHODS[name].embeds and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
+    if METHODS[name].is_embedded and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
     else name
     for name in METHODS
 ]
@@ -79,9 +80,9 @@ def digits(split, seed=0, train=8, test=4):
 
 SMALL_STEPS = {"steps": 3, "batch_size": 8}
 SMALL_OPTIONS = {
-    "gfr": {"generator": {"latent": 5, "hidden": 16, "feature_passes": 2, "train": {"epochs": 1, "batch_size": 12}}},
-    "gc": {"feature_passes": 2, "generator": {"latent": 3, "hidden": 8, "train": SMALL_STEPS}},
-    "bir": {"feature_passes": 2, "generator": {"latent": 3, "hidden": 10, "train": SMALL_STEPS}},
+    "etag": {"generator": {"latent": 5, "hidden": 16, "feature_passes": 2, "train": {"epochs": 1, "batch_size": 12}}},
+    "gc": {"features": {"passes": 2}, "generator": {"latent": 3, "hidden": 8, "train": SMALL_STEPS}},
+    "bir": {"features": {"passes": 2}, "generator": {"latent": 3, "hidden": 10, "train": SMALL_STEPS}},
     "abd": {"generator": {"latent": 6, "train": SMALL_STEPS}},
 }
 
@@ -108,11 +109,12 @@ class Lab:
                 options = small | options | {"generator": small["generator"] | options.get("generator", {})}
         self.method = cls(cls.Options.model_validate(options), self.context)
         self.engine = Engine(runtime)
+        self.learner = Learner(self.method, runtime, engine=self.engine)
 
     def task(self, index):
         """The task with the images that the method may see."""
         task = self.scenario.tasks[index]
-        return self.scenario.given(task, self.method.card.all_data)
+        return self.scenario.given(task, self.method.info.all_data)
 
     def begin(self, *indices):
         """Begin tasks without training."""
@@ -122,10 +124,7 @@ class Lab:
     def learn(self, *indices):
         """Train whole tasks with the engine."""
         for index in indices:
-            task = self.task(index)
-            self.method.begin_task(task)
-            self.engine.execute(self.method.phases(task))
-            self.method.end_task(task)
+            self.learner.train(self.task(index))
 
     def works(self, index):
         """All phases and data passes of a task that has begun, by name; only the passes are executed."""
