@@ -17,12 +17,12 @@ IMAGES = 3 + 2 * torch.randn(6, 2, 4, 4, generator=Stream.root(0).generator())
 class Notes(StoredTensors):
     def __init__(self):
         super().__init__()
-        self.keep(means=torch.empty(0, 3), count=torch.zeros((), dtype=torch.long))
+        self.store(means=torch.empty(0, 3), count=torch.zeros((), dtype=torch.long))
 
 
 def test_what_is_kept_takes_the_size_of_what_is_loaded():
     written, fresh = Notes(), Notes()
-    written.keep(means=torch.arange(6.0).view(2, 3), count=torch.tensor(7))
+    written.store(means=torch.arange(6.0).view(2, 3), count=torch.tensor(7))
     fresh.load_state_dict(written.state_dict())
     assert torch.equal(fresh.means, written.means)
     assert fresh.count == 7
@@ -38,9 +38,23 @@ def test_it_is_a_copy():
 
 def test_it_can_be_loaded_as_a_part_of_something_larger():
     whole, fresh = (nn.ModuleDict({"notes": Notes(), "layer": nn.Linear(1, 1)}) for _ in range(2))
-    whole["notes"].keep(means=torch.ones(4, 3))
+    whole["notes"].store(means=torch.ones(4, 3))
     fresh.load_state_dict(whole.state_dict())
     assert fresh["notes"].means.shape == (4, 3)
+
+
+def test_tensors_that_were_one_tensor_before_loading_are_loaded_apart():
+    class Pair(StoredTensors):
+        def __init__(self):
+            super().__init__()
+            nothing = torch.empty(0)
+            self.store(one=nothing, other=nothing)
+
+    written, fresh = Pair(), Pair()
+    written.store(one=torch.ones(2), other=torch.zeros(3))
+    fresh.load_state_dict(written.state_dict())
+    assert fresh.one.tolist() == [1, 1]
+    assert fresh.other.tolist() == [0, 0, 0]
 
 
 def test_what_is_missing_or_unknown_is_refused():
@@ -52,8 +66,8 @@ def test_what_is_missing_or_unknown_is_refused():
 
 def test_only_what_is_named_is_replaced_and_nothing_is_trained():
     notes = Notes()
-    notes.keep(means=torch.ones(1, 3))
-    notes.keep(count=torch.tensor(2))
+    notes.store(means=torch.ones(1, 3))
+    notes.store(count=torch.tensor(2))
     assert (notes.means.shape, notes.count.item()) == ((1, 3), 2)
     assert list(notes.parameters()) == []
     assert set(notes.state_dict()) == {"means", "count"}
