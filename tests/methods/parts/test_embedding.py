@@ -268,7 +268,7 @@ def test_every_step_has_a_choice_of_its_own(solver_phase):
     for epoch in (0, 1):
         for batch in phase.batches.epoch(epoch):
             phase.module(batch)
-            assert torch.equal(shown[-1].rows[:12], batch.inputs)
+            assert torch.equal(shown[-1].inputs[:12], batch.inputs)
             assert torch.equal(shown[-1].labels // 4, batch.labels)
     kinds = [tuple((each.labels % 4).tolist()) for each in shown]
     assert len(set(kinds)) == len(kinds) == 4
@@ -324,11 +324,11 @@ def test_a_step_may_look_at_the_views_of_some_images_only(solver_phase, share, n
         terms = phase.module(batch)
         assert all(value.isfinite() for value in terms.values())
         last = shown[-1]
-        assert torch.equal(last.rows[:12], batch.inputs), "the images are all there"
-        assert len(last.picked) == len(last.labels) == looked_at
+        assert torch.equal(last.inputs[:12], batch.inputs), "the images are all there"
+        assert len(last.selected) == len(last.labels) == looked_at
         views = ROTATIONS.of(batch.inputs, batch.labels)
-        for row, label in zip(last.rows[last.picked], last.labels, strict=True):
-            match = [k for k, view in enumerate(views.rows) if torch.equal(view, row)]
+        for row, label in zip(last.inputs[last.selected], last.labels, strict=True):
+            match = [k for k, view in enumerate(views.inputs) if torch.equal(view, row)]
             assert label in views.labels[match]
             owners.add(match[0] % 12)
     assert len(owners) > looked_at / (number or 4), "other images at other steps"
