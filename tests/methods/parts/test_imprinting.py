@@ -78,7 +78,7 @@ def about_to_learn(lab, disturb):
 
 
 def imprinted(laboratory, plan, snapshot):
-    """The head as it was before and is after the plan's first sweep."""
+    """The head as it was before and is after the plan's first pass."""
     before = snapshot(laboratory.method.solver.head)
     data_pass = next(plan)
     assert data_pass.name == "imprint"
@@ -94,7 +94,7 @@ def features_by_class(laboratory):
     return [features[images.labels == label] for label in (3, 4)]
 
 
-METHODS = {"lucir": {}, "podnet": {"proxies": 3}}
+METHODS = {"lucir": {}, "podnet": {"head": {"proxies": 3}}}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -117,7 +117,7 @@ def test_lucirs_rows_point_to_the_mean_of_their_classs_directions(about_to_learn
 
 
 def test_podnets_proxies_stand_side_by_side_and_belong_to_their_class(about_to_learn, snapshot):
-    laboratory, plan = about_to_learn("podnet", {"proxies": 10})  # of eight images a class
+    laboratory, plan = about_to_learn("podnet", {"head": {"proxies": 10}})  # of eight images per class
     _, after = imprinted(laboratory, plan, snapshot)
     rows = after["blocks.1.weight"].tolist()
     for place, features in enumerate(features_by_class(laboratory)):
