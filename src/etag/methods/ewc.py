@@ -16,7 +16,7 @@ from etag.methods.registry import method
 class EwcOptions(MethodOptions):
     """Options of EWC."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
+    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "linear", "per_task": True}}
     head_growths: ClassVar[tuple[str, ...]] = ("growing",)
     head_per_task: ClassVar[bool] = True
     weight: NonNegativeFloat = Field(10_000.0, description="weight of the penalty")

@@ -18,7 +18,7 @@ from etag.methods.registry import method
 class LwmOptions(MethodOptions):
     """Options of LwM."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
+    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "linear", "per_task": True}}
     head_growths: ClassVar[tuple[str, ...]] = ("growing",)
     head_per_task: ClassVar[bool] = True
     beta: NonNegativeFloat = Field(2.0, description="weight of the distillation of outputs")

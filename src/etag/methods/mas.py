@@ -16,7 +16,7 @@ from etag.methods.registry import method
 class MasOptions(MethodOptions):
     """Options of MAS."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
+    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "linear", "per_task": True}}
     head_growths: ClassVar[tuple[str, ...]] = ("growing",)
     head_per_task: ClassVar[bool] = True
     weight: NonNegativeFloat = Field(400.0, description="weight of the penalty")
