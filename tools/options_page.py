@@ -25,8 +25,8 @@ Every option by its dotted key, as `--set KEY=VALUE`, a recipe or `etag.run(sett
 written by `python tools/options_page.py` from the option classes; a test keeps it current.
 
 A default of `null` means that the option is off or follows from something else, as its meaning says. Where a method
-changes a default, its section says so. Options of training (`train` and every group of type *training*) are listed once,
-under [train](#train).
+changes a default, its section says so. Options of training (`train` and every group of type *training*) are listed
+once, under [train](#train).
 """
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from etag.evaluation.leakage import copies
+from tests.methods.copies import copies
 from etag.experiments.store import tensors
 from etag.methods.base import ROLES
 from etag.methods.registry import METHODS

@@ -1,6 +1,6 @@
 """EWC: elastic weight consolidation (Kirkpatrick et al., 2017)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat
 
@@ -8,17 +8,14 @@ from etag.core.outputs import require
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.base import Method, MethodInfo, PerTaskMethodOptions
 from etag.methods.parts.importance import Importance, ImportanceOptions, log_likelihood
 from etag.methods.registry import method
 
 
-class EwcOptions(MethodOptions):
+class EwcOptions(PerTaskMethodOptions):
     """Options of EWC."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
-    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
-    head_per_task: ClassVar[bool] = True
     weight: NonNegativeFloat = Field(10_000.0, description="weight of the penalty")
     importance: ImportanceOptions = Field(ImportanceOptions(), description="estimation of the Fisher information")
     labels: Literal["argmax", "true", "multinomial"] = Field(

@@ -1,24 +1,19 @@
 """MAS: memory aware synapses (Aljundi et al., 2018)."""
 
-from typing import Any, ClassVar
-
 from pydantic import Field, NonNegativeFloat
 
 from etag.core.outputs import require
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.base import Method, MethodInfo, PerTaskMethodOptions
 from etag.methods.parts.importance import Importance, ImportanceOptions, output_norm
 from etag.methods.registry import method
 
 
-class MasOptions(MethodOptions):
+class MasOptions(PerTaskMethodOptions):
     """Options of MAS."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
-    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
-    head_per_task: ClassVar[bool] = True
     weight: NonNegativeFloat = Field(400.0, description="weight of the penalty")
     importance: ImportanceOptions = Field(ImportanceOptions(), description="estimation of the importances")
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from etag.models.structure import Described
+
 AT_ONCE = 2**24  # numbers that are decoded at once while likelihoods are computed
 
 
@@ -30,13 +32,14 @@ class ParallelLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-class ClassVAEs(nn.Module):
+class ClassVAEs(Described):
     """p(f | z) and q(z | f) of each class, with one hidden layer; f is a Gaussian of unit variance, z is N(0, I)."""
+
+    arguments = ("classes", "features", "latent", "hidden")
 
     def __init__(self, classes: int, features: int, latent: int = 20, hidden: int = 85) -> None:
         super().__init__()
-        self.latent, self.features = latent, features
-        self.count, self.hidden = classes, hidden
+        self.classes, self.features, self.latent, self.hidden = classes, features, latent, hidden
         self.encoder = ParallelLinear(classes, features, hidden)
         self.mean = ParallelLinear(classes, hidden, latent)
         self.log_variance = ParallelLinear(classes, hidden, latent)

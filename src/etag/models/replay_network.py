@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.heads import LinearHead
+from etag.models.structure import Described
 
 
 class ClassGaussians(nn.Module):
@@ -66,9 +67,14 @@ class Gate(nn.Module):
         return units * (shares @ self.masks)
 
 
-def hidden_layers(features: int, hidden: int) -> nn.Sequential:
+class HiddenLayers(nn.Sequential, Described):
     """Two hidden layers of equal width, each followed by a ReLU."""
-    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+
+    arguments = ("features", "hidden")
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.features, self.hidden = features, hidden
 
 
 class ReplayNetwork(nn.Module):
@@ -77,7 +83,7 @@ class ReplayNetwork(nn.Module):
     def __init__(self, features: int, latent: int = 100, hidden: int = 2000, silent: float = 0.7) -> None:
         super().__init__()
         self.latent, self.features = latent, features
-        self.encoder = hidden_layers(features, hidden)
+        self.encoder = HiddenLayers(features, hidden)
         self.head = LinearHead(hidden)
         self.mean = nn.Linear(hidden, latent)
         self.log_variance = nn.Linear(hidden, latent, bias=False)

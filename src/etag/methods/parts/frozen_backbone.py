@@ -9,7 +9,7 @@ from etag.core.errors import EtagError
 from etag.core.options import Options
 from etag.core.scenario import Task
 from etag.methods.parts.cached_features import CachedFeatures
-from etag.models.modules import FeatureScale
+from etag.models.feature_scale import FeatureScale
 
 
 class FrozenBackboneOptions(Options):
