@@ -1,7 +1,6 @@
 """GC: the generative classifier (van de Ven et al., 2021). Each class has a small VAE; the likeliest class wins."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveInt
 
@@ -9,10 +8,10 @@ from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import ParameterGroup, Phase, Plan
 from etag.data.batches import ClassBatches
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.base import MethodInfo
+from etag.methods.frozen_features import FrozenFeatureMethod, FrozenFeatureMethodOptions
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.class_vaes import ClassVAEObjective, ClassVAEOptions
-from etag.methods.parts.frozen_backbone import FrozenBackbone, FrozenBackboneOptions
 from etag.methods.registry import method
 from etag.models.answers import AnswerRule, LikelihoodRule
 from etag.models.class_vaes import ClassVAEs
@@ -20,11 +19,9 @@ from etag.models.initial import build
 from etag.models.modules import Modules
 
 
-class GcOptions(MethodOptions):
+class GcOptions(FrozenFeatureMethodOptions):
     """Options of GC."""
 
-    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
-    features: FrozenBackboneOptions = Field(FrozenBackboneOptions(), description="the frozen features")
     generator: ClassVAEOptions = Field(ClassVAEOptions(), description="the VAE of a class")
     samples: PositiveInt | Literal["mean"] = Field(
         "mean",
@@ -43,22 +40,15 @@ class GcOptions(MethodOptions):
         generator="one VAE per class on features; nothing is replayed",
     ),
 )
-class GC(Method[GcOptions]):
-    """Classes share no parameters, so none is forgotten; the solver's head serves the base task only."""
+class GC(FrozenFeatureMethod[GcOptions]):
+    """Classes share no parameters, so none is forgotten."""
 
     Options = GcOptions
 
     def build(self, stream: Stream) -> None:
-        """Store the scale of the features and the VAEs beside the solver."""
+        """Store the VAEs too."""
         super().build(stream)
-        self.frozen = FrozenBackbone(self.options.features, self.solver.backbone.feature_size)
-        self.classes: Modules[ClassVAEs] = Modules()
-        self.parts |= {"scale": self.frozen.scale, "generator": self.classes}
-
-    def check(self, task_sizes: Sequence[int]) -> None:
-        """The features must come from somewhere."""
-        super().check(task_sizes)
-        self.frozen.check(self.context.model.weights, self.embedding is not None)
+        self.parts["generator"] = self.classes = Modules[ClassVAEs]()
 
     def add_classes(self, classes: int) -> None:
         """Add a VAE for each new class."""
@@ -67,16 +57,8 @@ class GC(Method[GcOptions]):
         generator = self.stream("grow").generator("generator")
         self.classes.append(build(lambda: ClassVAEs(classes, features, o.latent, o.hidden), generator))
 
-    def new_outputs(self, classes: int) -> int:
-        """The solver's head has the base classes only, and none if the backbone is not trained."""
-        return self.frozen.head_outputs(classes, first=len(self.task_sizes) == 1)
-
-    def phases(self, task: Task) -> Plan:
-        """Train the backbone at the base task; then the VAEs of the task's classes, all at once."""
-        if self.frozen.trains(task):
-            yield self.solver_phase(task, [self.cross_entropy(task)])
-        found = yield self.features_pass("features", task.train, self.options.features.passes)
-        features = self.frozen.scaled(task, CachedFeatures.of(found, len(task.train)))
+    def learn_features(self, task: Task, features: CachedFeatures) -> Plan:
+        """Train the VAEs of the task's classes, all at once."""
         training, (*_, new) = self.options.generator.train.for_task(task.index), self.classes
         batches = ClassBatches(
             features.all_features,
@@ -89,8 +71,4 @@ class GC(Method[GcOptions]):
 
     def answer_rule(self) -> AnswerRule:
         """The highest likelihood."""
-        return LikelihoodRule(self.frozen.scale, self.classes, self.options.samples)
-
-    def remarks(self) -> dict[str, str]:
-        """Where the features come from."""
-        return {"features": self.frozen.remark(self.context.model.weights)}
+        return LikelihoodRule(self.scale, self.classes, self.options.samples)
