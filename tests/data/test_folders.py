@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etag.core.errors import EtagError
-from etag.data.folders import as_images, common_size, list_classes, list_images, split_off
+from etag.data.folders import as_images, common_size, list_classes, list_images, hold_out_files
 from etag.data.sources.folder import parts
 
 # -- what is in a folder ---------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def test_labels_are_places_in_the_list_of_classes(tmp_path, classes_in):
 @given(sizes=st.lists(st.integers(2, 40), min_size=1, max_size=4))
 def test_every_fifth_image_is_for_testing_and_each_class_has_both(sizes):
     listing = {f"class {k}": [f"{k}/{number}" for number in range(size)] for k, size in enumerate(sizes)}
-    train, test = split_off(listing)
-    assert (train, test) == split_off(listing)
+    train, test = hold_out_files(listing)
+    assert (train, test) == hold_out_files(listing)
     for name, files in listing.items():
         assert sorted(train[name] + test[name]) == sorted(files)  # each once
         assert train[name]

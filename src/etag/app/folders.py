@@ -14,7 +14,7 @@ from etag.app.learning import Material
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.decode import ENDINGS
-from etag.data.folders import Listing, as_images, list_classes, list_images, split_off
+from etag.data.folders import Listing, as_images, hold_out_files, list_classes, list_images
 
 
 def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> Listing:
@@ -42,7 +42,7 @@ def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> L
 def material(listing: Listing, side: int, memory: int, workers: int, update: bool = False) -> Material:
     """A lesson from files: every fifth image of a class is held out."""
     names = tuple(listing)
-    train, held_out = (as_images(part, names, workers).resized(side) for part in split_off(listing))
+    train, held_out = (as_images(part, names, workers).resized(side) for part in hold_out_files(listing))
     mark = json.dumps([side, {name: [_mark(file) for file in files] for name, files in listing.items()}])
     fingerprint = checksum(mark.encode())
     if train.nbytes + held_out.nbytes > memory * 2**20:
