@@ -50,7 +50,7 @@ ROWS = [[3, 1], [0], [9, 8, 7, 9], [2, 4], [5], [6, 0], [1]]  # more batches tha
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory, picture):
+def files_and_pixels(tmp_path_factory, picture):
     """Ten files of different formats, and their pixels with channels first."""
     folder = tmp_path_factory.mktemp("files")
     files = [folder / f"{number}.{ENDINGS[number % 3]}" for number in range(10)]
@@ -59,9 +59,11 @@ def pictures(tmp_path_factory, picture):
 
 
 @pytest.fixture
-def images(pictures):
+def images(files_and_pixels):
     """images(workers) -> the ten files as a set, labeled 100, 101, ..."""
-    return lambda workers=0: FileImages(np.array(pictures[0]), torch.arange(100, 110), side=8, workers=workers)
+    return lambda workers=0: FileImages(
+        np.array(files_and_pixels[0]), torch.arange(100, 110), side=8, workers=workers
+    )
 
 
 @pytest.fixture
@@ -80,18 +82,18 @@ def with_bad_files(tmp_path, images):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_batches_of_files_are_decoded_in_the_given_order(images, pictures, workers):
+def test_batches_of_files_are_decoded_in_the_given_order(images, files_and_pixels, workers):
     decoded = list(images(workers).batches([torch.tensor(rows) for rows in ROWS]))
     assert len(decoded) == len(ROWS)
     for rows, batch in zip(ROWS, decoded, strict=True):
         assert batch.dtype == torch.uint8
-        assert torch.equal(batch, pictures[1][rows])
+        assert torch.equal(batch, files_and_pixels[1][rows])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_in_memory_decodes_all_files(images, pictures, workers):
+def test_in_memory_decodes_all_files(images, files_and_pixels, workers):
     memory = images(workers).in_memory()
-    assert torch.equal(memory.pixels, pictures[1])
+    assert torch.equal(memory.pixels, files_and_pixels[1])
     assert torch.equal(memory.labels, torch.arange(100, 110))
     assert images().nbytes == memory.pixels.nbytes
 
@@ -102,12 +104,12 @@ def test_in_memory_preserves_the_order_over_several_chunks(images):
     assert torch.equal(many.in_memory().pixels, images().in_memory().pixels[rows])
 
 
-def test_files_can_be_selected_joined_relabeled_and_resized(images, pictures):
+def test_files_can_be_selected_joined_relabeled_and_resized(images, files_and_pixels):
     part = images().select(torch.tensor([7, 2]))
     assert (len(part), part.labels.tolist()) == (2, [107, 102])
     joined = part.join([images().select(torch.tensor([5])), part])
     assert joined.labels.tolist() == [107, 102, 105, 107, 102]
-    assert torch.equal(joined.in_memory().pixels, pictures[1][[7, 2, 5, 7, 2]])
+    assert torch.equal(joined.in_memory().pixels, files_and_pixels[1][[7, 2, 5, 7, 2]])
     assert part.relabeled(torch.tensor([0, 1])).in_memory().labels.tolist() == [0, 1]
     larger = part.resized(16)
     assert larger.nbytes == larger.in_memory().pixels.nbytes == 2 * 3 * 16 * 16
@@ -206,7 +208,7 @@ def test_worker_processes_stop_when_reading_ends_early_or_completes(images):
 
 
 @pytest.fixture(scope="module")
-def mixed_pictures(tmp_path_factory, picture):
+def mixed_files_and_pixels(tmp_path_factory, picture):
     """Five files, and the pixels of ten images: those in the files, then five that are only in memory."""
     folder = tmp_path_factory.mktemp("files")
     files = [folder / f"{number}.png" for number in range(10)]
@@ -220,22 +222,22 @@ MIXED_LABELS = [3, 1, 3, 0, 2, 7, 5, 7, 6, 5]
 
 
 @pytest.fixture
-def files(mixed_pictures):
-    return FileImages(mixed_pictures[0], torch.tensor(MIXED_LABELS[:5]), 8, workers=0)
+def files(mixed_files_and_pixels):
+    return FileImages(mixed_files_and_pixels[0], torch.tensor(MIXED_LABELS[:5]), 8, workers=0)
 
 
 @pytest.fixture
-def memory(mixed_pictures):
-    return MemoryImages(mixed_pictures[1][5:], torch.tensor(MIXED_LABELS[5:]))
+def memory(mixed_files_and_pixels):
+    return MemoryImages(mixed_files_and_pixels[1][5:], torch.tensor(MIXED_LABELS[5:]))
 
 
 @pytest.fixture(params=["files first", "memory first"])
-def mixed(request, files, memory, mixed_pictures):
+def mixed(request, files, memory, mixed_files_and_pixels):
     """A mixed set, its pixels and its labels."""
     order = list(range(10))
     if request.param == "memory first":
         files, memory, order = memory, files, order[5:] + order[:5]
-    return MixedImages.of(files, memory), mixed_pictures[1][order], [MIXED_LABELS[row] for row in order]
+    return MixedImages.of(files, memory), mixed_files_and_pixels[1][order], [MIXED_LABELS[row] for row in order]
 
 
 def read_batches(images, *batches):
@@ -257,10 +259,10 @@ def test_mixed_batches_are_read_in_the_given_order(mixed):
         assert torch.equal(batch, pixels[rows])
 
 
-def test_mixed_batches_are_the_same_with_worker_processes(files, memory, mixed_pictures):
+def test_mixed_batches_are_the_same_with_worker_processes(files, memory, mixed_files_and_pixels):
     images = MixedImages.of(FileImages(files.files, files.labels, 8, workers=2), memory)
     for rows, batch in zip(MIXED_ROWS, read_batches(images, *MIXED_ROWS), strict=True):
-        assert torch.equal(batch, mixed_pictures[1][rows])
+        assert torch.equal(batch, mixed_files_and_pixels[1][rows])
 
 
 def test_mixed_batches_can_be_empty(mixed):
@@ -269,7 +271,7 @@ def test_mixed_batches_can_be_empty(mixed):
     assert read_batches(images) == []
 
 
-def test_image_batches_read_each_mixed_image_once_per_epoch_with_its_label(files, memory, mixed_pictures):
+def test_image_batches_read_each_mixed_image_once_per_epoch_with_its_label(files, memory, mixed_files_and_pixels):
     """Exemplars in memory are trained together with files."""
     preprocess = Preprocess((0.5,) * 3, (0.25,) * 3, 8, flip=False)
     batches = ImageBatches(MixedImages.of(files, memory), preprocess, 4, Stream.root(0), Placement(), augment=False)
@@ -277,7 +279,7 @@ def test_image_batches_read_each_mixed_image_once_per_epoch_with_its_label(files
     for batch in batches.epoch(0):
         for image, label in zip(batch.inputs, batch.labels.tolist(), strict=True):
             pixels = ((image * 0.25 + 0.5) * 255).round().byte()
-            (row,) = (row for row in range(10) if torch.equal(mixed_pictures[1][row], pixels))
+            (row,) = (row for row in range(10) if torch.equal(mixed_files_and_pixels[1][row], pixels))
             assert MIXED_LABELS[row] == label
             rows_read.append(row)
     assert sorted(rows_read) == list(range(10))
@@ -326,7 +328,7 @@ def test_concat_images_of_two_memory_sets_is_one_memory_set(memory):
     assert torch.equal(both.pixels, torch.cat([memory.pixels, memory.pixels[:1]]))
 
 
-def test_concat_images_joins_sets_of_any_kinds(files, memory, mixed_pictures):
+def test_concat_images_joins_sets_of_any_kinds(files, memory, mixed_files_and_pixels):
     sets = {
         "files": (files, range(5)),
         "memory": (memory, range(5, 10)),
@@ -337,7 +339,7 @@ def test_concat_images_joins_sets_of_any_kinds(files, memory, mixed_pictures):
             both, expected = concat_images(first, second), [*first_rows, *second_rows]
             assert both.labels.tolist() == [MIXED_LABELS[row] for row in expected]
             backwards = list(reversed(range(len(expected))))
-            assert torch.equal(read_batches(both, backwards)[0], mixed_pictures[1][expected[::-1]])
+            assert torch.equal(read_batches(both, backwards)[0], mixed_files_and_pixels[1][expected[::-1]])
 
 
 # -- load_into_memory ------------------------------------------------------------------------------

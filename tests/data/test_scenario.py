@@ -188,8 +188,8 @@ def test_the_class_order_permutes_the_classes_used(order, rule):
     chosen = sorted(drawn(1993, 10))
     permutation = np.random.RandomState(8 if order is None else order).permutation(10).tolist()
     positions = permutation if rule == "position" else [permutation.index(label) for label in range(10)]
-    found = class_order(SOME, DataOptions(order=order, order_rule=rule), seed=8)
-    assert found == [chosen[position] for position in positions]
+    result = class_order(SOME, DataOptions(order=order, order_rule=rule), seed=8)
+    assert result == [chosen[position] for position in positions]
 
 
 def test_the_natural_order_of_a_subset_is_that_of_the_source():

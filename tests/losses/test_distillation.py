@@ -120,14 +120,14 @@ def test_cosine_distance_has_no_gradient_for_equal_directions():
 def test_a_class_activation_map_is_a_weighted_sum_of_maps(naive):
     maps, weights = numbers(3, 4, 2, 3), numbers(3, 4, key="b")
     m, w = naive.rows(maps), naive.rows(weights)
-    found = class_activation_map(maps, weights)
-    assert found.shape == (3, 2, 3)
+    result = class_activation_map(maps, weights)
+    assert result.shape == (3, 2, 3)
     for n in range(3):
         for y in range(2):
             for x in range(3):
                 expected = max(0.0, sum(w[n][c] / 6 * m[n][c][y][x] for c in range(4)))
-                assert found[n, y, x].item() == pytest.approx(expected, rel=1e-12)
-    assert 0 < torch.count_nonzero(found) < found.numel()
+                assert result[n, y, x].item() == pytest.approx(expected, rel=1e-12)
+    assert 0 < torch.count_nonzero(result) < result.numel()
 
 
 def test_class_activation_map_equals_grad_cam_with_pooling_and_a_linear_head():
@@ -136,7 +136,7 @@ def test_class_activation_map_equals_grad_cam_with_pooling_and_a_linear_head():
     by_gradient = gradient_activation_map(maps, logits, create_graph=True)
     closed = class_activation_map(maps, weights)
     torch.testing.assert_close(by_gradient, closed)
-    (one,), (other,) = (torch.autograd.grad(found.square().sum(), maps) for found in (by_gradient, closed))
+    (one,), (other,) = (torch.autograd.grad(result.square().sum(), maps) for result in (by_gradient, closed))
     assert torch.count_nonzero(one) > 0
     torch.testing.assert_close(one, other)
 
@@ -149,15 +149,15 @@ def cubes(maps, weights):
 def test_grad_cam_weights_each_map_by_its_mean_gradient(naive):
     maps, weights = numbers(2, 3, 2, 2).requires_grad_(), numbers(2, 3, key="b")
     m, w = naive.rows(maps), naive.rows(weights)
-    found = gradient_activation_map(maps, cubes(maps, weights), create_graph=False)
+    result = gradient_activation_map(maps, cubes(maps, weights), create_graph=False)
     for n in range(2):
         pooled = [sum(map(sum, m[n][c])) / 4 for c in range(3)]
         alpha = [3 * w[n][c] * pooled[c] ** 2 / 4 for c in range(3)]
         for y in range(2):
             for x in range(2):
                 expected = max(0.0, sum(alpha[c] * m[n][c][y][x] for c in range(3)))
-                assert found[n, y, x].item() == pytest.approx(expected, rel=1e-12)
-    assert found.any()
+                assert result[n, y, x].item() == pytest.approx(expected, rel=1e-12)
+    assert result.any()
 
 
 def test_grad_cam_is_differentiated_through_its_own_gradient():

@@ -34,8 +34,8 @@ def test_prior_divergence_equals_an_estimate_by_sampling():
     mean, log_variance = torch.tensor([[0.5]]), torch.tensor([[-1.0]])
     q = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
     codes = mean + (0.5 * log_variance).exp() * torch.randn(200_000, 1, generator=Stream.root(0).generator())
-    found = (q.log_prob(codes) - torch.distributions.Normal(0, 1).log_prob(codes)).mean()
-    assert prior_divergence(mean, log_variance).item() == pytest.approx(found.item(), abs=5e-3)
+    result = (q.log_prob(codes) - torch.distributions.Normal(0, 1).log_prob(codes)).mean()
+    assert prior_divergence(mean, log_variance).item() == pytest.approx(result.item(), abs=5e-3)
 
 
 def test_prior_divergence_and_its_gradient_are_zero_at_the_prior():
@@ -127,11 +127,11 @@ def test_sampled_divergence_is_log_q_minus_log_p_and_unbiased():
     noise = torch.randn(200_000, 3, generator=generator)
     codes = reparameterize(mean, log_variance, noise)
     normal = torch.distributions.Normal(0.0, 1.0)
-    found = sampled_divergence(noise, log_variance, normal.log_prob(codes).sum(1))
+    result = sampled_divergence(noise, log_variance, normal.log_prob(codes).sum(1))
     posterior = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
     expected = (posterior.log_prob(codes).sum(1) - normal.log_prob(codes).sum(1)).mean()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found, prior_divergence(mean, log_variance), rtol=2e-2, atol=0)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result, prior_divergence(mean, log_variance), rtol=2e-2, atol=0)
 
 
 def test_sampled_divergence_is_zero_for_a_posterior_equal_to_the_prior():
@@ -178,9 +178,9 @@ def test_gradient_penalty_is_zero_for_a_critic_of_unit_slope():
 
 def test_gradient_penalty_uses_the_slope_at_each_point():
     points = numbers(6, 5).requires_grad_()
-    found = gradient_penalty((points**3 / 3).sum(1), points)  # whose gradient is the square of every coordinate
+    result = gradient_penalty((points**3 / 3).sum(1), points)  # whose gradient is the square of every coordinate
     slopes = [math.sqrt(sum(value**4 for value in row)) for row in points.tolist()]
-    assert found.item() == pytest.approx(sum((slope - 1) ** 2 for slope in slopes) / 6, rel=1e-12)
+    assert result.item() == pytest.approx(sum((slope - 1) ** 2 for slope in slopes) / 6, rel=1e-12)
 
 
 def test_gradient_penalty_is_differentiated_through_the_layers_of_the_critic():

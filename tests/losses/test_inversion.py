@@ -43,15 +43,15 @@ def test_statistics_divergence_is_the_divergence_of_gaussians():
     expected = torch.distributions.kl_divergence(
         gaussian(target_mean, target_variance.sqrt()), gaussian(mean, variance.sqrt())
     ).mean()
-    found = statistics_divergence(mean, variance, target_mean, target_variance)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    result = statistics_divergence(mean, variance, target_mean, target_variance)
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
 
 
 def test_statistics_divergence_and_its_gradient_are_zero_for_equal_statistics():
     mean, variance = numbers(3).requires_grad_(), (numbers(3, key="b").square() + 0.1).requires_grad_()
-    found = statistics_divergence(mean, variance, mean.detach(), variance.detach())
-    found.backward()
-    assert found.item() == pytest.approx(0, abs=1e-12)
+    result = statistics_divergence(mean, variance, mean.detach(), variance.detach())
+    result.backward()
+    assert result.item() == pytest.approx(0, abs=1e-12)
     assert mean.grad.abs().max() < 1e-12
     assert variance.grad.abs().max() < 1e-12
 

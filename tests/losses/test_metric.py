@@ -29,8 +29,8 @@ def naive_ranking(rows, labels, old, margin, hardest):
 def test_margin_ranking_compares_old_images_with_their_most_similar_new_classes(naive, hardest):
     cosines = numbers(6, 6).tanh()
     expected = naive_ranking(naive.rows(cosines), LABELS.tolist(), 3, 0.5, hardest)
-    found = margin_ranking(cosines, LABELS, 3, 0.5, hardest)
-    assert found.item() == pytest.approx(expected, rel=1e-12)
+    result = margin_ranking(cosines, LABELS, 3, 0.5, hardest)
+    assert result.item() == pytest.approx(expected, rel=1e-12)
     assert torch.autograd.gradcheck(lambda x: margin_ranking(x, LABELS, 3, 0.5, hardest), cosines.requires_grad_())
 
 
@@ -131,8 +131,8 @@ def naive_release(rows, labels, scale, margin):
 def test_the_released_nca_loss_cancels_its_margin_and_adds_one_to_the_denominator(naive, margin):
     similarities = numbers(6, 6)
     expected = naive_release(naive.rows(similarities), LABELS.tolist(), 3.0, margin)
-    found = nca_loss_as_released(3 * similarities, LABELS)  # it has no margin argument
-    assert found.item() == pytest.approx(expected, rel=1e-12)
+    result = nca_loss_as_released(3 * similarities, LABELS)  # it has no margin argument
+    assert result.item() == pytest.approx(expected, rel=1e-12)
     assert torch.autograd.gradcheck(lambda x: nca_loss_as_released(x, LABELS), similarities.requires_grad_())
 
 

@@ -49,8 +49,8 @@ def naive_log_likelihood(vaes, c, feature, noise):
 def test_log_likelihoods_equal_a_computation_one_image_and_class_at_a_time(noise):
     network, features = vaes(), numbers(5, FEATURES)
     expected = [[naive_log_likelihood(network, c, feature, noise) for c in range(4)] for feature in features]
-    found = network.log_likelihoods(features, noise)
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-4)
+    result = network.log_likelihoods(features, noise)
+    torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-5, atol=1e-4)
 
 
 @torch.no_grad()

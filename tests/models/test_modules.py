@@ -176,12 +176,12 @@ def output_and_gradients(compute, layer):
 def test_conv_norm_equals_convolution_and_batchnorm_with_gradients(shape, mode):
     folded = conv_norm(*shape).train(mode == "train")
     separate = deepcopy(folded)
-    found, expected = (
+    result, expected = (
         output_and_gradients(folded, folded),
         output_and_gradients(lambda x: plain(separate, x), separate),
     )
-    assert len(found) == 2 + 3  # the convolution has no bias
-    for value, target in zip(found, expected, strict=True):
+    assert len(result) == 2 + 3  # the convolution has no bias
+    for value, target in zip(result, expected, strict=True):
         assert target.abs().max() > 1e-3
         torch.testing.assert_close(value, target)
     for name in ("running_mean", "running_var"):
@@ -191,18 +191,21 @@ def test_conv_norm_equals_convolution_and_batchnorm_with_gradients(shape, mode):
 def test_in_training_mode_conv_norm_equals_the_two_modules_exactly():
     layer = conv_norm(4, 6, 3, 2).train()
     other, start = deepcopy(layer), deepcopy(layer.state_dict())
-    found, expected = output_and_gradients(layer, layer), output_and_gradients(lambda x: other[1](other[0](x)), other)
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    result, expected = (
+        output_and_gradients(layer, layer),
+        output_and_gradients(lambda x: other[1](other[0](x)), other),
+    )
+    assert all(torch.equal(*pair) for pair in zip(result, expected, strict=True))
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in layer.state_dict().items())
     changed = {name for name, value in layer.state_dict().items() if not torch.equal(value, start[name])}
     assert changed == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert layer[1].num_batches_tracked == 1
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["all in evaluation mode", "only BatchNorm"])
-def test_frozen_statistics_are_used_and_not_changed(whole):
+@pytest.mark.parametrize("all_parts", [True, False], ids=["all in evaluation mode", "only BatchNorm"])
+def test_frozen_statistics_are_used_and_not_changed(all_parts):
     layer = conv_norm(4, 6, 3).train()
-    (layer if whole else layer[1]).eval()  # the engine freezes only BatchNorm
+    (layer if all_parts else layer[1]).eval()  # the engine freezes only BatchNorm
     before, first = deepcopy(layer.state_dict()), layer(MAPS[:1])
     output_and_gradients(layer, layer)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())

@@ -48,9 +48,9 @@ def test_the_critic_adds_a_class_projection_to_a_linear_score(naive):
     hidden = leaky(naive.linear(c.second, leaky(naive.linear(c.first, features.numpy()))))
     vectors = naive.matrix(*(block.weight for block in c.classes))
     expected = naive.linear(c.score, hidden)[:, 0] + np.sum(vectors[LABELS.numpy()] * hidden, axis=1)
-    found = c(features, LABELS)
-    assert found.shape == (5,)
-    torch.testing.assert_close(found.detach(), torch.from_numpy(expected))
+    result = c(features, LABELS)
+    assert result.shape == (5,)
+    torch.testing.assert_close(result.detach(), torch.from_numpy(expected))
 
 
 def test_generated_features_are_never_negative():

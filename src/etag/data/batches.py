@@ -153,7 +153,7 @@ class ClassBatches:
 
 
 class CodeBatches:
-    """Batches of standard normal latent codes, drawn anew at each of `steps` steps; no data is read."""
+    """Batches of standard normal latent codes, drawn again at each of `steps` steps; no data is read."""
 
     def __init__(self, steps: int, size: int, latent: int, stream: Stream, placement: Placement) -> None:
         self._steps, self._shape, self._stream, self._placement = steps, (size, latent), stream, placement

@@ -31,9 +31,8 @@ def decode(path: str | Path, side: int) -> Pixels:
 def image_size(path: str | Path) -> tuple[int, int]:
     """Return (width, height) after EXIF rotation; only the header of the file is read."""
     with _opened(path) as image:
-        if (
-            image.format == "PNG" and "exif" not in image.info
-        ):  # else Pillow decodes all pixels to find EXIF after them
+        # without this, Pillow would decode all pixels of a PNG to look for EXIF data after them
+        if image.format == "PNG" and "exif" not in image.info:
             return image.size
         swapped = image.getexif().get(EXIF_ORIENTATION, 1) in (5, 6, 7, 8)  # the orientations that swap the sides
         return (image.height, image.width) if swapped else (image.width, image.height)

@@ -1,4 +1,4 @@
-"""Data sources: a name, the places where its files are searched for, and a function that loads them."""
+"""Data sources: a name, the folders that are searched for its files, and a function that loads them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -129,9 +129,9 @@ class Source:
 
     def find(self, path: str | None = None) -> Path | None:
         """Return the first folder that has all files of one layout, or None."""
-        for place in self.places(path):
-            if not self.files or any(all((place / file).exists() for file in layout) for layout in self.files):
-                return place
+        for folder in self.places(path):
+            if not self.files or any(all((folder / file).exists() for file in layout) for layout in self.files):
+                return folder
         return None
 
     @property
@@ -143,14 +143,14 @@ class Source:
         """Find, load and check the data; an EtagError says what is missing."""
         if self.needs_path and options.path is None:
             raise EtagError(f"the data source '{self.name}' needs a folder: give --data DIR or --set data.path=DIR.")
-        place = self.find(options.path)
-        if place is None:
+        folder = self.find(options.path)
+        if folder is None:
             searched = " or ".join(str(p) for p in self.places(options.path))
             raise EtagError(
                 f"data '{self.name}' was not found: {self.required_files} should be in {searched}; set "
                 "another folder with --set data.path=DIR or the environment variable ETAG_DATA."
             )
-        return _checked(self.load(place, options), place)
+        return _checked(self.load(folder, options), folder)
 
     def get(self, path: str | None, progress: Progress) -> Path:
         """Download its files into the first folder that is searched; return that folder."""
@@ -158,20 +158,20 @@ class Source:
             embedded = not self.files and not self.needs_path
             reason = "comes with the package" if embedded else "cannot be downloaded automatically"
             raise EtagError(f"the data '{self.name}' {reason}.")
-        place = self.places(path)[0]
+        folder = self.places(path)[0]
         for download in self.downloads:
-            file = fetch(download, place, progress)
+            file = fetch(download, folder, progress)
             if file.suffix == ".zip":
-                unpack(file, place)
-        return place
+                unpack(file, folder)
+        return folder
 
 
-def _checked(dataset: Dataset, place: Path) -> Dataset:
+def _checked(dataset: Dataset, folder: Path) -> Dataset:
     """Return the data set; raise an EtagError if a label is out of range."""
     for images in (dataset.train, dataset.test):
         invalid = images.labels[(images.labels < 0) | (images.labels >= len(dataset.classes))]
         if len(invalid):
-            raise EtagError(f"{place}: the label {int(invalid[0])} is none of the {len(dataset.classes)} classes.")
+            raise EtagError(f"{folder}: the label {int(invalid[0])} is none of the {len(dataset.classes)} classes.")
     return dataset
 
 

@@ -74,12 +74,12 @@ def test_the_subset_does_not_depend_on_the_run_seed(imagenet, tmp_path, subset):
         "natural": range(4),
         "file": (9, 8, 7, 6),
     }[subset]
-    found = [
+    result = [
         imagenet("b2-1x2", seed, classes=4, subset=str(file) if subset == "file" else subset)[0].classes
         for seed in (0, 1)
     ]
-    assert [set(names) for names in found] == 2 * [{ALL[number] for number in expected}]
-    assert found[0] != found[1]  # the class order depends on the seed
+    assert [set(names) for names in result] == 2 * [{ALL[number] for number in expected}]
+    assert result[0] != result[1]  # the class order depends on the seed
 
 
 def test_resized_crop_crops_at_random_sizes(imagenet):

@@ -45,8 +45,8 @@ def test_training_and_validation_images_are_read(tiny):
 def test_annotations_give_the_class_of_each_validation_image(tiny):
     dataset = SOURCES["tiny-imagenet"].open(options(tiny))
     names = [file.rsplit("/", 1)[1] for file in dataset.test.files]
-    found = dict(zip(names, dataset.test.labels.tolist(), strict=True))
-    assert found == {f"val_{k}.JPEG": label for k, label in enumerate(VALIDATION)}
+    result = dict(zip(names, dataset.test.labels.tolist(), strict=True))
+    assert result == {f"val_{k}.JPEG": label for k, label in enumerate(VALIDATION)}
     assert {file.rsplit("/", 3)[1] for file in dataset.train.files} == set(CLASSES)
 
 

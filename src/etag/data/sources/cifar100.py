@@ -72,29 +72,29 @@ def _names(table: Any) -> tuple[str, ...]:
 
 def _read_official(folder: Path) -> list[Part]:
     """Read the three pickles of the official archive; code in them is refused, never run."""
-    place = folder / FOLDER if (folder / FOLDER / "train").exists() else folder / ARCHIVE
+    path = folder / FOLDER if (folder / FOLDER / "train").exists() else folder / ARCHIVE
     try:
-        contents = _from_folder(place) if place.is_dir() else _from_archive(place)
+        contents = _from_folder(path) if path.is_dir() else _from_archive(path)
         names = tuple(name.decode() for name in contents["meta"][b"fine_label_names"])
         return [
             (_images(np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32), content[b"fine_labels"]), names)
             for content in (contents["train"], contents["test"])
         ]
     except Exception as error:  # damaged or hostile files can make the parsers raise anything
-        raise _unreadable(place, error) from error
+        raise _unreadable(path, error) from error
 
 
-def _from_folder(place: Path) -> dict[str, Any]:
+def _from_folder(path: Path) -> dict[str, Any]:
     contents = {}
     for name in ("train", "test", "meta"):
-        with (place / name).open("rb") as file:
+        with (path / name).open("rb") as file:
             contents[name] = _PlainUnpickler(file).load()
     return contents
 
 
-def _from_archive(place: Path) -> dict[str, Any]:
+def _from_archive(path: Path) -> dict[str, Any]:
     contents = {}
-    with tarfile.open(place) as archive:
+    with tarfile.open(path) as archive:
         for name in ("train", "test", "meta"):
             file = archive.extractfile(f"{FOLDER}/{name}")
             if file is None:
