@@ -156,7 +156,7 @@ def _check_no_class_is_empty(names: tuple[str, ...], **parts: Images) -> None:
     for part, images in parts.items():
         counts = images.labels.bincount(minlength=len(names)).tolist()
         if empty := [name for name, count in zip(names, counts, strict=True) if not count]:
-            raise EtagError(f"these classes have no images to {part} with: {', '.join(empty)}.")
+            raise EtagError(f"these classes have no images to {part} with: {', '.join(empty)}; add images.")
 
 
 def _rows(labels: torch.Tensor, first: int, end: int) -> torch.Tensor:

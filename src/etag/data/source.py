@@ -50,10 +50,10 @@ class DataOptions(Options):
         False, description="train on crops of random size and shape, scaled to `size`, instead of shifted images"
     )
     train_per_class: PositiveInt | None = Field(
-        None, description="use only the first this many training images of each class; None uses all"
+        None, description="number of training images to use per class (the first ones); None uses all"
     )
     test_per_class: PositiveInt | None = Field(
-        None, description="use only the first this many test images of each class; None uses all"
+        None, description="number of test images to use per class (the first ones); None uses all"
     )
     order: Seed | str | None = Field(
         None,
@@ -68,11 +68,12 @@ class DataOptions(Options):
     permutations: PositiveInt = Field(5, description="permuted-mnist only: number of pixel permutations")
     domains: bool = Field(
         False,
-        description="permuted-mnist only; true: every permutation shows the same ten classes, one permutation per "
+        description="permuted-mnist only; true: every permutation has the same ten classes, one permutation per "
         "task (domain-incremental); false: every permutation has ten new classes",
     )
     flip: bool | None = Field(
-        None, description="mirror training images at random; None is the source's default (off for digits)"
+        None,
+        description="mirror training images at random; None is the source's default (off for handwritten digits)",
     )
     workers: NonNegativeInt = Field(
         1, description="number of processes that decode image files in advance; 0 decodes in the main process"
