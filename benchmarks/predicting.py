@@ -70,7 +70,7 @@ def main() -> None:
         for place, file in enumerate(files):
             Image.fromarray(np.ascontiguousarray(pixels[place % len(pixels)].permute(1, 2, 0).numpy())).save(file)
         batches = torch.split(torch.arange(len(files)), BATCH)
-        decoding = seconds(lambda: list(unlabeled_images(files, about, 1).readable(batches)))
+        decoding = seconds(lambda: list(unlabeled_images(files, about, 1).decode_batches(batches)))
         answering = seconds(lambda: list(predict_files(classifier, about, files, workers=1)))
         alone = fastest["predict"] * options.files / options.images
     print(f"{options.files} files: decoding alone {decoding:.2f} s, answers alone {alone:.2f} s, ", end="")

@@ -211,7 +211,7 @@ BAD = [
     ("il2m", {"method.exemplars": None}, "exemplars"),
     ("ewc", {"method.exemplars.per_class": 20}, "ewc keeps no exemplars: leave them out, or choose il2m"),
     ("etag", {"method.embedding.views": "jigsaw", "data.size": 15}, "set data.size=16"),
-    ("elwf", {"method.embedding.views": "color"}, "needs images of 3 channels, these have 1"),
+    ("elwf", {"method.embedding.views": "color"}, "need images with 3 channels, but these have 1"),
     ("epass", {"method.embedding.views": "jigsaw"}, "whose own views are rotation"),
     ("ewc", {"split": "b5-5x1"}, "choose a split whose tasks have two classes or more, or method.head=growing"),
     ("etag", {"method.embedding.num_aux": 7}, "3 or 4 are possible here"),

@@ -165,7 +165,7 @@ def data(context: typer.Context, as_json: AsJson = False, plugin: Plugins = None
         place = source.find() if source.files else None
         embedded = "where you say" if source.needs_path else "embedded"
         found = embedded if not source.files else str(place) if place else "not found"
-        rows.append({"name": name, "summary": source.summary, "found": found, "files": source.wanted})
+        rows.append({"name": name, "summary": source.summary, "found": found, "files": source.required_files})
     _show(rows, ("name", "summary", "found"), as_json)
 
 

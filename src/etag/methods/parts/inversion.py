@@ -6,7 +6,7 @@ from torch import nn
 
 from etag.core.options import Options, Schedule
 from etag.core.work import Batch, Terms
-from etag.losses.inversion import class_balance, confidence, roughness, statistics_divergence
+from etag.losses.inversion import class_balance, confidence, smoothness_penalty, statistics_divergence
 from etag.methods.parts.generators import GeneratorTrainOptions
 from etag.models.inversion import BatchNormRecorder, ImageGenerator
 
@@ -49,7 +49,7 @@ class InversionObjective(nn.Module):
         terms = {
             "confidence": o.confidence * confidence(logits, o.tau),
             "balance": o.balance * class_balance(logits),
-            "smoothness": o.smoothness * roughness(images),
+            "smoothness": o.smoothness * smoothness_penalty(images),
         }
         if layers:
             divergence = torch.stack([statistics_divergence(*layer) for layer in layers]).mean()
