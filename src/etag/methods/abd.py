@@ -36,6 +36,8 @@ class AbdOptions(MethodOptions):
 @method(
     "abd",
     MethodInfo(
+        title="ABD",
+        color="#56B4E9",
         summary="images of old classes dreamt by inverting the previous solver; features distilled, head balanced",
         source="Smith et al., 2021",
         stores="solver, generator of images and its Adam state; a row per class in the head",

@@ -101,6 +101,8 @@ class MethodInfo:
     all_data: bool = False  # sees the images of all tasks again: an oracle
     exemplars: bool = False
     generator: str | None = None
+    title: str = ""  # as papers write its name; empty is its registered name
+    color: str | None = None  # of its lines in figures, such as "#0072B2"; None takes one that is free
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Method(ABC):
     embedding distillation if that is asked for."""
 
     card: ClassVar[MethodInfo]
+    info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     embeds: ClassVar[bool] = False  # whether it is another method with embedding distillation added

@@ -35,6 +35,8 @@ class BirOptions(FrozenFeatureOptions):
 @method(
     "bir",
     MethodInfo(
+        title="BI-R",
+        color="#009E73",
         summary="one gated network classifies frozen features and replays them, with its former soft answers",
         source="van de Ven et al., 2020",
         stores="backbone, head of the base classes, network, its Adam state; a Gaussian, gates, a row per class",

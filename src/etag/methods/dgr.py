@@ -61,6 +61,8 @@ class DgrOptions(MethodOptions):
 
 
 INFO = MethodInfo(
+    title="DGR",
+    color="#0072B2",
     summary="images of old classes are generated, labeled by the previous solver, and learned again",
     source="Shin et al., 2017",
     stores="solver, generator of images; a row per class in both",
@@ -125,7 +127,13 @@ METHODS.add("tag")(
     variant(
         DGR,
         "tag",
-        replace(INFO, summary="DGR whose generator is guided by the frozen solver", source="the eTag paper, Fig. 1b"),
+        replace(
+            INFO,
+            title="Tag",
+            color="#D55E00",
+            summary="DGR whose generator is guided by the frozen solver",
+            source="the eTag paper, Fig. 1b",
+        ),
         {"guidance": True},
     )
 )

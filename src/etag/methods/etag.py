@@ -19,11 +19,14 @@ class EtagOptions(GfrOptions):
 
 
 INFO = MethodInfo(
+    title="eTag",
+    color="#D55E00",
     summary="embedding distillation and task-oriented generation: no exemplars, no prototypes",
     source="the eTag paper, Algorithm 1",
     stores="solver, auxiliary classifiers of the base classes, generator; a row per class in head and generator",
     generator="conditional VAE on features, guided by the frozen classifier",
 )
+COLORS = {"b0": "#E69F00", "b1": "#56B4E9", "b2": "#0072B2", "b3": "#009E73", "b4": "#CC79A7"}
 
 
 @method("etag", INFO)
@@ -34,7 +37,13 @@ class ETag(GFR):
 
 
 def _ablation(of: type[GFR], name: str, summary: str, preset: dict[str, Any], **card: Any) -> None:
-    about = replace(INFO, summary=summary, **({"source": "the eTag paper's ablation"} | card))
+    about = replace(
+        INFO,
+        title=name.upper(),
+        color=COLORS[name],
+        summary=summary,
+        **({"source": "the eTag paper's ablation"} | card),
+    )
     METHODS.add(name)(variant(of, name, about, preset))
 
 

@@ -22,6 +22,8 @@ class EwcOptions(MultiHeadOptions):
 @method(
     "ewc",
     MethodInfo(
+        title="EWC",
+        color="#E69F00",
         summary="a penalty on moving the weights that matter, by their Fisher information",
         source="Kirkpatrick et al., 2017",
         stores="solver, one importance per backbone weight; a row per class in the heads",

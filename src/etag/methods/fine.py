@@ -25,7 +25,14 @@ class FineOptions(MultiHeadOptions):
 
 
 @method(
-    "fine", MethodInfo("fine-tuning: the lower reference", "naive baseline", "solver; a row per class in the head")
+    "fine",
+    MethodInfo(
+        "fine-tuning: the lower reference",
+        "naive baseline",
+        "solver; a row per class in the head",
+        title="Fine",
+        color="#737373",
+    ),
 )
 class Fine(Method):
     """Cross-entropy on the task at hand over all classes seen so far."""

@@ -33,6 +33,8 @@ class GcOptions(FrozenFeatureOptions):
 @method(
     "gc",
     MethodInfo(
+        title="GC",
+        color="#CC79A7",
         summary="a small VAE for each class on frozen features; the class that holds a feature likeliest wins",
         source="van de Ven et al., 2021",
         stores="backbone, head of the base classes; a VAE per class",

@@ -76,6 +76,8 @@ class GfrOptions(MethodOptions):
 @method(
     "gfr",
     MethodInfo(
+        title="GFR",
+        color="#0072B2",
         summary="feature distillation and replayed features from a generator",
         source="Liu et al., 2020; generator as in the eTag paper",
         stores="solver, generator; a row per class in head and generator",

@@ -30,6 +30,8 @@ class Il2mOptions(MethodOptions):
 @method(
     "il2m",
     MethodInfo(
+        title="IL2M",
+        color="#0072B2",
         summary="fine-tuning with exemplars, and scores rectified by what they were when a class was new",
         source="Belouadah and Popescu, 2019",
         stores="solver, 20 images per class; a row in the head and two mean scores per class, a mean per task",

@@ -18,7 +18,15 @@ class JointOptions(MethodOptions):
 
 
 @method(
-    "joint", MethodInfo("training on all data: the oracle", "Chen and Liu, 2018", "solver, all images", all_data=True)
+    "joint",
+    MethodInfo(
+        "training on all data: the oracle",
+        "Chen and Liu, 2018",
+        "solver, all images",
+        all_data=True,
+        title="Joint",
+        color="#000000",
+    ),
 )
 class Joint(Method):
     """Cross-entropy over all classes seen so far, on the images of all of them."""

@@ -35,6 +35,8 @@ class LucirOptions(MethodOptions):
 @method(
     "lucir",
     MethodInfo(
+        title="Lucir",
+        color="#009E73",
         summary="cosine head, likeness of feature directions, a margin between old and new classes",
         source="Hou et al., 2019",
         stores="solver, 20 images per class; a row per class in the head",

@@ -19,6 +19,8 @@ class LwfOptions(MultiHeadOptions):
 @method(
     "lwf",
     MethodInfo(
+        title="LwF",
+        color="#009E73",
         summary="distillation of the old heads' outputs on new images",
         source="Li and Hoiem, 2017",
         stores="solver; a row per class in the heads",

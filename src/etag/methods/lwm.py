@@ -30,6 +30,8 @@ class LwmOptions(MultiHeadOptions):
 @method(
     "lwm",
     MethodInfo(
+        title="LwM",
+        color="#CC79A7",
         summary="distillation of the old heads' outputs and of where the network looks",
         source="Dhar et al., 2019",
         stores="solver; a row per class in the heads",

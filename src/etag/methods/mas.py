@@ -17,6 +17,8 @@ class MasOptions(MultiHeadOptions):
 @method(
     "mas",
     MethodInfo(
+        title="MAS",
+        color="#56B4E9",
         summary="a penalty on moving the weights that the outputs are sensitive to",
         source="Aljundi et al., 2018",
         stores="solver, one importance per backbone weight; a row per class in the heads",

@@ -41,7 +41,7 @@ def method(name: str, card: MethodInfo) -> Callable[[C], C]:
     """Decorator: register a method under its name."""
 
     def register(cls: C) -> C:
-        cls.card, cls.name = card, name
+        cls.card, cls.info, cls.name = card, card, name
         METHODS.add(name)(cls)
         return cls
 
@@ -53,7 +53,7 @@ def variant(of: type[Method], name: str, card: MethodInfo, preset: dict[str, Any
     about = {"__doc__": card.summary, "__module__": of.__module__}
     options = type(f"{of.Options.__name__}_{name}", (of.Options,), about | {"preset": preset})
     made: type[Method] = type(
-        f"{of.__name__}_{name}", (of,), about | {"Options": options, "card": card, "name": name}
+        f"{of.__name__}_{name}", (of,), about | {"Options": options, "card": card, "info": card, "name": name}
     )
     return made
 
