@@ -11,11 +11,11 @@ from etag.app.bundle import About, Bundle, Lesson, Name, learned_on
 from etag.app.folders import lesson_files, material
 from etag.app.learning import Material, Outcome, expected_seconds, learn
 from etag.core.errors import EtagError
+from etag.core.text import duration
 from etag.data.preprocess import Preprocess
 from etag.data.sources.folder import MEAN, STD
 from etag.experiments.config import RunConfig, resolve
 from etag.methods.registry import METHODS
-from etag.report.formats import duration
 
 RECIPE = "learn"
 FAR_FEWER = 10  # times fewer images than the largest class has

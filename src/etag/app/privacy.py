@@ -1,8 +1,8 @@
 """What a bundle stores of the images it learned from, said plainly."""
 
 from etag.app.bundle import Bundle
+from etag.core.text import data_size
 from etag.methods.registry import METHODS
-from etag.report.formats import data_size
 
 
 def statement(bundle: Bundle) -> str:

@@ -55,7 +55,7 @@ def learn(
 
 def _print_outcome(model: Path, outcome: "Outcome") -> None:
     from etag.app.bundle import Bundle
-    from etag.report.formats import data_size, duration
+    from etag.core.text import data_size, duration
 
     lesson = outcome.lesson
     typer.echo(f"learned {len(lesson.classes)} classes from {lesson.images} images in {duration(lesson.seconds)}.")
@@ -164,7 +164,7 @@ def info(
     """What a bundle knows, how it came to that, and what it stores."""
     from etag.app.bundle import Bundle
     from etag.app.privacy import statement
-    from etag.report.formats import data_size
+    from etag.core.text import data_size
 
     bundle = Bundle(model)
     about, sizes = bundle.about(), bundle.sizes()

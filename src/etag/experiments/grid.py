@@ -76,7 +76,7 @@ class Grid:
         """By name, of those that come with the package, or by path; its runs are made with these plug-ins."""
         path = recipes.grid_file(name)
         content = yaml.read(path)
-        for key in ("summary", "paper"):  # for readers of the results
+        for key in ("summary", "notice", "paper"):  # for readers of the results
             content.pop(key, None)
         blocks = content.pop("runs", [{}])
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):

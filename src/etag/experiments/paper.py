@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, to stand beside ours."""
+"""The numbers that the paper prints, to show beside ours."""
 
 from functools import cache
 from pathlib import Path
@@ -30,8 +30,8 @@ class Result(Accuracy):
     F_std: float | None = None
 
 
-class Misprint(_Printed):
-    """A number of Table 1 that cannot be meant."""
+class DoubtfulValue(_Printed):
+    """A number of Table 1 that is printed but cannot be right."""
 
     column: str
     method: str
@@ -40,7 +40,7 @@ class Misprint(_Printed):
 
 
 class Ablation(_Printed):
-    """A column of Table 2: what a method is made of, and its accuracy in percent."""
+    """A column of Table 2: the components of a method, and its accuracy in percent."""
 
     GE: Literal["none", "S", "N", "T"]
     KD: Literal["N", "E"]
@@ -60,7 +60,7 @@ class Paper(_Printed):
     """All tables. Methods are in the paper's order, by our names."""
 
     table1: dict[str, dict[str, Result]]
-    misprints: list[Misprint]
+    doubtful: list[DoubtfulValue]
     ablation: dict[str, Ablation]
     self_supervised: dict[str, float]
     time: dict[str, Seconds]
@@ -71,15 +71,17 @@ class Paper(_Printed):
         """The rows of Table 1."""
         return list(next(iter(self.table1.values())))
 
-    def misprint(self, column: str, method: str, metric: str) -> str | None:
-        """What is wrong with a number of Table 1, if anything."""
-        wrong = (m.note for m in self.misprints if (m.column, m.method, m.metric) == (column, method, metric))
+    def doubt(self, column: str, method: str, metric: str) -> str | None:
+        """What is wrong with a number of Table 1; None if nothing is."""
+        wrong = (
+            one.note for one in self.doubtful if (one.column, one.method, one.metric) == (column, method, metric)
+        )
         return next(wrong, None)
 
 
 @cache
 def printed() -> Paper:
-    """What the paper prints."""
+    """The content of paper.yaml."""
     return Paper.model_validate(yaml.read(FILE))
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from etag.report.formats import data_size, duration, exact_count, percent, short_count, task_sizes
+from etag.core.text import data_size, duration, exact_count, percent, short_count, task_sizes
 
 
 @pytest.mark.parametrize(

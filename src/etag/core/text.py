@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers as text for people: percentages, durations, sizes, counts."""
 
 import math
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ MISSING = "–"
 
 
 def percent(fraction: float) -> str:
-    """A fraction of 1 as a percentage with one decimal, without the sign."""
+    """A fraction of 1 as a percentage with one decimal, without the percent sign."""
     return fixed(100 * fraction, 1)
 
 
 def fixed(value: float, decimals: int) -> str:
-    """A number with so many decimals."""
+    """A number with this many decimals; a dash for NaN."""
     # adding 0.0 turns a rounded -0.0 into 0.0
     return MISSING if math.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units that matter."""
+    """Seconds in their two largest units: 59.9 s, 1 min 35 s, 3 h 34 min."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -29,28 +29,33 @@ def duration(seconds: float) -> str:
 
 
 def data_size(count: float) -> str:
-    """Bytes with a decimal prefix."""
+    """Bytes with three significant digits and a decimal prefix: 2.66 MB."""
     return f"{_scaled(count)}B"
 
 
 def short_count(count: float) -> str:
-    """A large number with a decimal prefix."""
+    """A number with three significant digits and a decimal prefix: 43.2 M."""
     return _scaled(count).rstrip()
 
 
 def exact_count(count: float) -> str:
-    """A whole number with all its digits."""
+    """A whole number with all its digits: 43,203,044."""
     return f"{count:,.0f}"
 
 
 def task_sizes(classes_per_task: Sequence[int]) -> str:
-    """Classes of each task, equal ones in a row counted: 50 + 10 × 5."""
+    """Classes of each task, with equal neighbors counted: 50 + 10 × 5."""
     runs = [(len(list(equal)), size) for size, equal in groupby(classes_per_task)]
     return " + ".join(f"{count} × {size}" if count > 1 else str(size) for count, size in runs)
 
 
+def listing(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def _scaled(count: float) -> str:
-    """Three digits that count, and the prefix of a unit."""
     prefixes = ["", "k", "M", "G", "T"]
     while abs(count) >= 999.5 and len(prefixes) > 1:
         count /= 1000
