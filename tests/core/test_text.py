@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from etag.core.text import data_size, duration, exact_count, percent, short_count, task_sizes
+from etag.core.text import data_size, duration, exact_count, fixed, listing, percent, short_count, task_sizes
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,13 @@ from etag.core.text import data_size, duration, exact_count, percent, short_coun
         (task_sizes, [50, *[5] * 10], "50 + 10 × 5"),
         (task_sizes, [25] * 4, "4 × 25"),
         (task_sizes, [10], "10"),
+        (listing, ["a"], "a"),
+        (listing, ["a", "b", "c"], "a, b and c"),
     ],
 )
 def test_numbers_as_people_read_them(write, value, text):
     assert write(value) == text
+
+
+def test_a_fixed_number_of_decimals_without_a_negative_zero():
+    assert [fixed(value, 2) for value in (1 / 3, -0.001, -2.5)] == ["0.33", "0.00", "-2.50"]

@@ -11,7 +11,8 @@ from etag.data.scenario import build_scenario
 from etag.experiments.config import resolve
 from etag.experiments.run import run
 from etag.experiments.store import RunDirectory, tensors
-from etag.report.page import write_comparison, write_run_report
+from etag.report.comparison_page import write_comparison
+from etag.report.page import write_run_report
 
 
 @pytest.mark.parametrize("method", ["fine", "joint", "etag"])
@@ -193,7 +194,7 @@ def test_what_a_generator_of_images_makes_is_shown_after_each_task(small, method
         picture = Image.open(tmp_path / "run" / "made" / name)
         assert picture.size == (12 * 10, 10 * 10), "digits of 8 pixels, a frame around each"
         assert len(set(picture.getdata())) > 20
-    assert write_run_report(tmp_path / "run").read_text().count("that the generator makes after task") == pictures
+    assert write_run_report(tmp_path / "run").read_text().count("from the generator after task") == pictures
 
 
 @pytest.mark.parametrize("method", ["gc", "bir"])

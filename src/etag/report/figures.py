@@ -248,9 +248,8 @@ def empty_figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 def legend_rows(names: Collection[str]) -> int:
     """The number of lines of a legend of these names."""
-    most = 84 // (
-        8 + max(len(short(name, LEGEND_LETTERS)) for name in names)
-    )  # letters per line, and of a line sample
+    longest = max(len(short(name, LEGEND_LETTERS)) for name in names)
+    most = 84 // (11 + longest)  # 84 letters fit in a line; a line sample takes the space of 11
     return math.ceil(len(names) / min(4, max(1, most)))
 
 

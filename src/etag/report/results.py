@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from etag.core.text import fixed
 from etag.experiments.paper import column_of, printed
@@ -137,7 +138,7 @@ class Ranking:
         """Our mean A of each method."""
         return [member.percent_spread().mean for member in self.members]
 
-    @property
+    @cached_property
     def agreement(self) -> Agreement:
         """Kendall's tau-b of the two rankings."""
         return agreement([list(member.percents().values()) for member in self.members], self.theirs)
