@@ -95,7 +95,7 @@ def test_a_run_page_has_everything_that_was_measured(make_run):
     assert "torch2.9.0+cpu" in page.text
     assert "2025-03-01 12:00 UTC" in page.text
     assert len(page.images) == 5  # curve, matrix, confusion, two phases
-    assert "Features" not in page.text
+    assert "t-SNE" not in page.text
 
 
 def test_the_page_is_the_same_each_time(make_run):
@@ -127,7 +127,7 @@ def test_features_after_the_last_task_or_after_each(make_run):
     write_features(run, 6, 10)
     page = check_stands_alone(write_run_report(run))
     assert len(page.images) == 6
-    assert any("t-SNE of 20 test images of After task 6" in image["alt"] for image in page.images)
+    assert any("t-SNE of 20 test images of eTag, seed 0 after task 6" in image["alt"] for image in page.images)
     for task in (1, 2):
         write_features(run, task, 4 + task)
     page = check_stands_alone(write_run_report(run))

@@ -103,6 +103,11 @@ class Collection:
         """Every finished run."""
         return [run for group in self.groups for member in group.members.values() for run in member.runs]
 
+    @property
+    def notices(self) -> list[str]:
+        """What the files of the grids want every reader to know first."""
+        return [grid.file.notice for grid in self.grids if grid.file.notice]
+
 
 def is_run(path: Path) -> bool:
     """Whether it is the directory of one finished run."""

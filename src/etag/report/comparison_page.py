@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -65,9 +65,10 @@ def write_collection(folders: Sequence[Path], out: Path, reference: str | None =
     collection = read_collection(folders)
     check_reference(collection.groups, reference)
     sections = _sections(collection.groups, reference)
+    notices = [f"Notice. {notice}" for notice in collection.notices]
     for part in sections:
         for table in part.tables:
-            _write_table(table, out.parent / "tables")
+            _write_table(replace(table, notes=[*notices, *table.notes]), out.parent / "tables")
         for figure in part.figures:
             _write_figure(figure, out.parent / "figures")
     return write_page(out, "comparison.html", _values(collection, sections, out.parent)), collection
@@ -170,7 +171,7 @@ def _values(collection: Collection, sections: Sequence[Section], beside: Path) -
     runs = collection.runs
     return {
         "name": ", ".join(grid.name for grid in collection.grids) or "Comparison of runs",
-        "notices": [grid.file.notice for grid in collection.grids if grid.file.notice],
+        "notices": collection.notices,
         "summaries": [grid.file.summary for grid in collection.grids if grid.file.summary],
         "groups": collection.groups,
         "runs": [(relative(run.path, beside), _link(run, beside), run, _command(run, beside)) for run in runs],

@@ -147,17 +147,16 @@ def _most_confused(metrics: Metrics) -> str:
     return f"Most often confused: {names[true]} predicted as {names[predicted]}, {count} times." if count else ""
 
 
-def embedding_scatter(embedding: Embedding, metrics: Metrics, among: str | None = None) -> InlineFigure:
-    """The t-SNE of test features; `embedding_key` explains its colors."""
-    by_class = metrics.classes <= CLASSES_WITH_OWN_STYLE
+def embedding_scatter(embedding: Embedding, metrics: Metrics, task: int) -> InlineFigure:
+    """The t-SNE of test features after a task (from 1); `embedding_key` explains its colors."""
     numbers = style_numbers(metrics)
     groups = [numbers[label] for label in embedding.labels]
     styles = [style for style, _ in embedding_key(metrics)]
     return raster(
-        figures.embedding_scatter(embedding.points, groups, styles, _width(among)),
-        f"t-SNE of {len(embedding.points)} test images of {among or _name(metrics)}, "
-        f"colored by {'class' if by_class else 'task'}.",
-        among or ABOUT_EMBEDDING,
+        figures.embedding_scatter(embedding.points, groups, styles),
+        f"t-SNE of {len(embedding.points)} test images of {_name(metrics)} after task {task}, "
+        f"colored by {'class' if metrics.classes <= CLASSES_WITH_OWN_STYLE else 'task'}.",
+        f"After task {task}. {ABOUT_EMBEDDING}",
     )
 
 

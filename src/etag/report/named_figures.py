@@ -178,12 +178,14 @@ def groups_of_classes(labels: set[int], metrics: Metrics) -> tuple[dict[int, int
     return numbers, list(zip(class_styles(len(classes)), names, strict=True))
 
 
-def panels(title: str, by_task: dict[int, Embedding], group_of: dict[int, int], key: Key) -> InlineFigure:
-    """One t-SNE per task."""
+def panels(
+    title: str, by_task: dict[int, Embedding], group_of: dict[int, int], key: Key, caption: str | None = None
+) -> InlineFigure:
+    """One t-SNE per task; `title` names the run, and is the caption if there is no other."""
     return inline.raster(
         collection_figures.embedding_panels(by_task, group_of, [style for style, _ in key]),
         f"t-SNE of test images of {title} after tasks {', '.join(map(str, by_task))}.",
-        title,
+        caption or title,
     )
 
 

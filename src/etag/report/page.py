@@ -85,7 +85,6 @@ def _run_values(record: RunRecord) -> dict[str, Any]:
         "confusion": inline.confusion_matrix(metrics),
         "features": features,
         "features_key": key,
-        "about_features": inline.ABOUT_EMBEDDING,
         "losses": [inline.phase_losses(losses) for losses in losses_by_phase(record.steps)],
         "generated": [inline.generated_images(image, task) for task, image in record.generated.items()],
         "parts": list(dict.fromkeys([*metrics.parameters_by_part, *metrics.stored_bytes_by_part])),
@@ -99,10 +98,10 @@ def _features(record: RunRecord) -> tuple[list[inline.InlineFigure], named_figur
     by_task = embeddings(record, tasks)
     if not by_task:
         return [], []
-    last = max(by_task)
-    found = [inline.embedding_scatter(by_task[last], record.metrics, f"After task {last}")]
+    metrics, last = record.metrics, max(by_task)
+    key = inline.embedding_key(metrics)
+    found = [inline.embedding_scatter(by_task[last], metrics, last)]
     if len(by_task) > 1:
-        group_of = inline.style_numbers(record.metrics)
-        title = f"After task{'s' if len(by_task) > 1 else ''} {', '.join(map(str, by_task))}"
-        found.append(named_figures.panels(title, by_task, group_of, inline.embedding_key(record.metrics)))
-    return found, inline.embedding_key(record.metrics)
+        title, caption = method_title(metrics.method), "The same after several tasks, each laid out anew."
+        found.append(named_figures.panels(title, by_task, inline.style_numbers(metrics), key, caption))
+    return found, key

@@ -19,7 +19,7 @@ GRAY, SILVER, WINE = "#737373", "#A6A6A6", "#882255"
 
 CLASS_COLORS = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE, BLACK, YELLOW, SILVER, WINE)
 LINE_COLORS = (BLUE, GREEN, PURPLE, ORANGE, SKY)  # yellow is too faint for lines
-SPARE_COLORS = (*LINE_COLORS, WINE, SILVER)  # of methods without a color of their own
+SPARE_COLORS = (*LINE_COLORS, WINE)  # of methods without a color of their own
 LINE_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CLASS_MARKERS = ("o", "^")
 CLASSES_WITH_OWN_STYLE = len(CLASS_COLORS) * len(CLASS_MARKERS)  # more cannot be distinguished
@@ -89,7 +89,8 @@ def _colors(bases: Sequence[tuple[str, int]]) -> list[str]:
     colors: list[str] = []
     for place, color in enumerate(own):
         if color is None or color in colors:
-            free = [spare for spare in SPARE_COLORS if spare not in colors and spare not in own]
+            spare = SPARE_COLORS if color is None else LINE_COLORS
+            free = [one for one in spare if one not in colors and one not in own]
             color = free[0] if free else color or SPARE_COLORS[place % len(SPARE_COLORS)]
         colors.append(color)
     return colors
