@@ -65,6 +65,11 @@ def test_a_method_that_trains_on_all_data_is_no_rival(sentence):
     assert found.endswith(" Joint, trained on the data of all tasks, reaches 90.0 ± 0.0 %.")
 
 
+def test_of_many_methods_the_first_are_named_and_the_others_counted(sentence):
+    found = sentence(**{name: (0.9 - place / 100,) for place, name in enumerate("abcdefghij")})
+    assert "whether it is ahead of b, c, d, e, f and 4 others needs" in found
+
+
 def test_one_method_has_nothing_to_be_compared_with(sentence):
     assert sentence(gfr=(0.7,)) == "GFR reaches 70.0 %."
     assert sentence(joint=(0.7,)) == "Joint, trained on the data of all tasks, reaches 70.0 %."

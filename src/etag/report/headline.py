@@ -6,6 +6,8 @@ from etag.report.groups import MethodRuns, RunGroup, best_first
 from etag.report.quantities import A
 from etag.report.style import uses_all_data
 
+NAMED = 5  # methods in one sentence
+
 
 def headline(group: RunGroup) -> str:
     """Names a winner only if the 95 % interval of its paired difference in A to every other row excludes zero.
@@ -31,10 +33,15 @@ def _leader(rivals: list[MethodRuns]) -> str:
         return f"{best.title} is ahead of every other method: it reaches {_reached(best)}{_distance(*compared[0])}."
     highest = f"{best.title} has the highest A, {_reached(best)}"
     if not equal:
-        return f"{highest}, but whether it is ahead of {listing(unknown)} needs two or more shared seeds."
+        return f"{highest}, but whether it is ahead of {_some(unknown)} needs two or more shared seeds."
     known = f"the 95 % interval of its difference to {'each of them' if len(equal) > 1 else equal[0]} includes zero"
-    more = f" (too few shared seeds to compare it with {listing(unknown)})" if unknown else ""
-    return f"No method is ahead of {listing(equal)} by more than chance: {highest}, but {known}{more}."
+    more = f" (too few shared seeds to compare it with {_some(unknown)})" if unknown else ""
+    return f"No method is ahead of {_some(equal)} by more than chance: {highest}, but {known}{more}."
+
+
+def _some(titles: list[str]) -> str:
+    """The titles, or the first of them and the number of the others if there are many."""
+    return listing(titles if len(titles) <= NAMED + 1 else [*titles[:NAMED], f"{len(titles) - NAMED} others"])
 
 
 def _distance(title: str, found: Paired | None) -> str:
