@@ -15,7 +15,7 @@ from etag.core.errors import EtagError
 from etag.evaluation.metrics import METRICS
 from etag.experiments.paper import printed
 from etag.report import results, studies
-from etag.report.collection import read_collection
+from etag.report.collection import named_runs, read_collection
 from etag.report.comparison_page import write_collection, write_curves
 
 A = {  # by method: A of each seed
@@ -107,6 +107,11 @@ def test_two_folders_on_one_split_have_different_titles(tmp_path):
     for name in ("one", "two"):
         write_run(tmp_path / name / "etag-seed0", optional=False)
     assert [s.title for s in read_collection([tmp_path]).groups] == ["digits b5-5x1 (one)", "digits b5-5x1 (two)"]
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path):
+    run = write_run(tmp_path / "etag-seed0", optional=False)
+    assert len(named_runs([run, run, run.parent / "." / run.name]).runs) == 1
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):

@@ -45,6 +45,7 @@ def test_the_axis_of_accuracy_is_cropped_to_the_data():
 def test_the_axis_of_accuracy_stays_inside_what_is_possible():
     low, high = figures.accuracy_curves([5, 10], [figures.Curve("a", [1.0, 0.0], STYLE)]).axes[0].get_ylim()
     assert (low, high) == (0, 102)
+    draw(figures.accuracy_curves([5, 10], [figures.Curve("a", [math.nan, math.nan], STYLE)]))
 
 
 @pytest.mark.parametrize("methods", [1, 4, 9, 30])

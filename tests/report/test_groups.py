@@ -80,6 +80,11 @@ def test_forgetting_is_best_when_low(make_run):
     assert ranks(group_runs([read_run(run) for run in runs], "title"), "F_paper") == {"LwF": 2, "eTag": 1}
 
 
+def test_a_value_that_is_no_number_is_not_ranked(group):
+    found = group(("lwf", 0, float("nan")), ("gfr", 0, 0.5), ("etag", 0, 0.6))
+    assert ranks(found, "A_weighted") == {"LwF": 0, "GFR": 2, "eTag": 1}
+
+
 def test_one_method_alone_is_not_the_best(group):
     found = group(("etag", 0, 0.7), ("joint", 0, 0.9))
     assert not any(cell.rank for row in results_table(found).rows for cell in row.cells)

@@ -38,7 +38,7 @@ class RunDirectory:
         self.config, self.metrics = path / "config.yaml", path / "metrics.json"
         self.steps, self.embedding = path / "steps.jsonl", path / "embedding.json"
         self.weights, self.model = path / "model.safetensors", path / "model.json"
-        self.made = path / "made"  # pictures of what a generator makes, a file a task
+        self.made = path / "generated"  # images from the generator, one file per task
         self.progress = path / "progress.json"  # while the run is unfinished
         self.checkpoints = path / "checkpoints"  # of the task at hand
 

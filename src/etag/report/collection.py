@@ -116,7 +116,7 @@ def is_run(path: Path) -> bool:
 
 def named_runs(paths: Sequence[Path]) -> Collection:
     """Runs on the same data and split, given by their directories, as one group."""
-    records = [read_run(path, logs=False) for path in dict.fromkeys(paths)]
+    records = [read_run(path, logs=False) for path in {path.resolve(): path for path in paths}.values()]
     check_comparable(records)
     return Collection([group_runs(records, _title(records[0]))], [], [])
 

@@ -71,7 +71,10 @@ def _accuracy_limits(curves: Sequence[Curve]) -> tuple[float, float]:
     """The range of the values and their deviations in percent, with a margin, inside 0 to 102."""
     values = np.concatenate([100 * np.asarray(curve.values, dtype=float) for curve in curves])
     spreads = np.concatenate([100 * np.asarray(curve.deviations or [0.0] * len(curve.values)) for curve in curves])
-    low, high = float(np.nanmin(values - spreads)), float(np.nanmax(values + spreads))
+    known = np.isfinite(values)
+    if not known.any():
+        return 0.0, 102.0
+    low, high = float((values - spreads)[known].min()), float((values + spreads)[known].max())
     margin = max(2.0, 0.06 * (high - low))
     return max(0.0, low - margin), min(102.0, high + margin)
 

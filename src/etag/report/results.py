@@ -1,5 +1,6 @@
 """The main tables of a group of runs: all metrics, agreement with the paper, differences to a reference."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -67,7 +68,8 @@ def _printed(column: str, member: MethodRuns, letter: str) -> Cell:
 
 def _ranks(group: RunGroup, quantity: Quantity) -> dict[str, int]:
     """The best and the second-best member by label, bounds excepted. Values that are written alike are equal."""
-    written = {m.label: float(fixed(m.percent_spread(quantity).mean, 2)) for m in group.competing}
+    means = {m.label: m.percent_spread(quantity).mean for m in group.competing}
+    written = {label: float(fixed(mean, 2)) for label, mean in means.items() if math.isfinite(mean)}
     if len(written) < 2:
         return {}
     order = sorted(set(written.values()), reverse=quantity.better == "higher")
