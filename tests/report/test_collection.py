@@ -2,6 +2,7 @@
 
 import csv
 import re
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from etag.cli import app
 from etag.core.errors import EtagError
 from etag.evaluation.metrics import METRICS
+from etag.experiments.grid import Grid
 from etag.experiments.paper import printed
 from etag.report import results, studies
 from etag.report.collection import named_runs, read_collection
@@ -159,6 +161,18 @@ def test_a_grid_file_that_cannot_be_used_is_named(grid):
         (grid / "grid.yaml").write_text(content)
         with pytest.raises(EtagError, match=r"mini/grid\.yaml"):
             read_collection([grid])
+
+
+def test_a_grid_with_a_notice_can_be_run(tmp_path):
+    (tmp_path / "mine.yaml").write_text("notice: Careful.\nrecipe: digits\nmethods: [etag]\n")
+    assert Grid.load(str(tmp_path / "mine.yaml")).blocks[0].methods == ["etag"]
+
+
+def test_the_results_in_this_repository_can_be_read():
+    found = read_collection([Path(__file__).parents[2] / "results"])
+    assert len(found.runs) > 100
+    assert any("No ranking" in notice for notice in found.notices)
+    assert all(run.metrics.values for run in found.runs)
 
 
 # -- tables ---------------------------------------------------------------------------------------
