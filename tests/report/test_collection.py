@@ -11,7 +11,7 @@ from tests.report.conftest import write_features, write_run
 from tests.report.test_page import check_stands_alone, read
 from typer.testing import CliRunner
 
-from etag.cli import app
+from etag.cli import _print_summary, app
 from etag.core.errors import EtagError
 from etag.evaluation.metrics import METRICS
 from etag.experiments.grid import Grid
@@ -458,3 +458,11 @@ def test_curves_alone_are_of_one_split(parts, tmp_path):
     assert write_curves([parts / "b4-2x3"], tmp_path / "curves.svg").is_file()
     with pytest.raises(EtagError, match=r"these are on digits b4-2x3, digits b0-2x5: name fewer\.$"):
         write_curves([parts], tmp_path / "curves.svg")
+
+
+def test_the_summary_on_the_command_line_has_every_metric(capsys):
+    _print_summary({"accuracy_matrix": [[0.5, None], [0.25, 0.75]], "classes_per_task": [1, 1], "A_plain": 0.125})
+    text = capsys.readouterr().out
+    assert all(metric.name in text for metric in METRICS)
+    assert "12.50%" in text, "what is stored is printed"
+    assert "25.00%" in text, "what an older run lacks is computed: F_plain"
