@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from etag.app.bundle import Classifier, new_method
 from PIL import Image
 
-from etag.app.bundle import Classifier, new_method
 from etag.app.lessons import begin
 from etag.app.predicting import BATCH, predict_files, probabilities, unlabeled_images
 from etag.core.random import Placement

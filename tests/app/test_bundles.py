@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from etag.app.bundle import Bundle
 from safetensors.torch import load_file, save_file
 from tests.app.conftest import etag, said, settings
 
-from etag.app.bundle import Bundle
 from etag.app.predicting import predict_files, probabilities
 from etag.data.folders import list_images
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from etag.experiments.store import create_method, tensors
 
 from etag.core.errors import EtagError
 from etag.core.random import Placement
@@ -12,7 +13,6 @@ from etag.engine.engine import Engine
 from etag.evaluation.evaluate import judge, predictions_pass
 from etag.evaluation.metrics import step_accuracies
 from etag.experiments.config import resolve
-from etag.experiments.store import create_method, tensors
 from etag.methods.registry import METHODS
 
 PAPER = [
@@ -144,7 +144,7 @@ EQUAL = {
         "fine",
         {},
     ),
-    **{name: ({"method.embedding.weight": 0}, name[1:], {}) for name in PAPER if METHODS[name].embeds},
+    **{name: ({"method.embedding.weight": 0}, name[1:], {}) for name in PAPER if METHODS[name].is_embedded},
     "etag": ({"method.embedding.weight": 0, "method.guidance": False}, "gfr", {}),
     "b1": ({}, "gfr", {}),
     "b2": ({}, "gfr", {"method.guidance": True}),

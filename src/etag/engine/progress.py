@@ -13,6 +13,7 @@ from etag.core.errors import EtagError
 from etag.core.evaluation import Evaluation
 from etag.core.files import disk_full_error, write_atomically
 from etag.core.scenario import Task
+from etag.core.text import duration
 from etag.core.work import Callback
 
 
@@ -182,7 +183,7 @@ class ProgressBars(Callback):
         # the first phase of a task, the solver's, takes nearly all of its time
         part = step / self._steps if self._phases == 1 else 1.0
         done = sum(self._images[: self._task]) + part * self._images[self._task]
-        self._bars.update(self._run, completed=done, note=f"about {_clock(self._time_left(now, step))} left")
+        self._bars.update(self._run, completed=done, note=f"about {duration(self._time_left(now, step))} left")
 
     def _time_left(self, now: float, step: int) -> float:
         phase = (now - self._began) * (self._steps - step) / step
@@ -195,10 +196,3 @@ class ProgressBars(Callback):
         self._bars.remove_task(self._phase)
         self._bars.remove_task(self._run)
         self._bars.stop()
-
-
-def _clock(seconds: float) -> str:
-    """A time as it counts down: minutes and seconds, with hours where there are any."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
