@@ -60,8 +60,8 @@ class Estimate:
             tasks += f", then {len(later)} of {duration(sum(later) / len(later))} each"
         return (
             f"parameters at the end: {sum(self.parameters.values()):,} ({parts})\n"
-            f"memory: about {data_size(self.network_bytes)} for networks and optimizer, {data_size(self.data_bytes)} for "
-            "images if they are held in memory, and the activations of a batch\n"
+            f"memory: about {data_size(self.network_bytes)} for networks and optimizer, {data_size(self.data_bytes)} "
+            "for images if they are held in memory, and the activations of a batch\n"
             f"time: about {duration(sum(self.seconds))} ({tasks}) on this machine, without evaluation"
         )
 
