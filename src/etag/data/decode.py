@@ -22,13 +22,15 @@ class UnreadableImage(Exception):
     """A file that holds no image that can be decoded; the text says why."""
 
 
-def decode(path: str | Path, side: int) -> Pixels:
-    """The image in color, upright, resized to side x side: uint8, channels first."""
+def decode(path: str | Path, side: int, channels: int = 3) -> Pixels:
+    """The image upright, resized to side x side: uint8, channels first; in gray where one channel is asked for."""
     with _opened(path) as image:
         image.draft("RGB", (side, side))  # lets a large JPEG be decoded at a smaller scale
         upright = _in_color(ImageOps.exif_transpose(image))
         if upright.size != (side, side):
             upright = upright.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
+        if channels == 1:
+            return np.asarray(upright.convert("L"))[None].copy()
         return np.ascontiguousarray(np.asarray(upright).transpose(2, 0, 1))
 
 

@@ -59,6 +59,7 @@ class FileImages:
     labels: Tensor
     side: int
     workers: int
+    channels: int = 3  # 1 decodes them in gray
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -100,12 +101,12 @@ class FileImages:
     @property
     def nbytes(self) -> int:
         """What they would take in memory."""
-        return len(self) * 3 * self.side**2
+        return len(self) * self.channels * self.side**2
 
     def in_memory(self) -> MemoryImages:
         """All of them, decoded now. Files that cannot be read are told all at once."""
         # filled piece by piece: keeping what workers send would keep a file open for each piece
-        pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
+        pixels = torch.empty(len(self), self.channels, self.side, self.side, dtype=torch.uint8)
         done, unreadable = 0, []
         for _, piece, failed in self.readable(torch.split(torch.arange(len(self)), 64)):
             pixels[done : done + len(piece)] = piece
@@ -117,10 +118,10 @@ class FileImages:
 
     def _decoded(self, batches: Sequence[Tensor]) -> "DataLoader[Tensor | str]":
         return DataLoader(
-            _Files(self.files, self.side),
+            _Files(self.files, self.side, self.channels),
             batch_sampler=[rows.tolist() for rows in batches],
             num_workers=min(self.workers, len(batches)),
-            collate_fn=partial(_stack, self.side),
+            collate_fn=partial(_stack, self.side, self.channels),
             generator=torch.Generator(),  # or it would draw from the global one
         )
 
@@ -178,21 +179,21 @@ def concat_images(first: ImageSet, second: ImageSet) -> ImageSet:
 class _Files(Dataset[Tensor | str]):
     """One decoded image an index; the complaint instead, where a file cannot be read."""
 
-    def __init__(self, files: np.ndarray[Any, np.dtype[np.str_]], side: int) -> None:
-        self._files, self._side = files, side
+    def __init__(self, files: np.ndarray[Any, np.dtype[np.str_]], side: int, channels: int) -> None:
+        self._files, self._side, self._channels = files, side, channels
 
     def __getitem__(self, index: int) -> Tensor | str:
         try:
-            return torch.from_numpy(decode(self._files[index], self._side))
+            return torch.from_numpy(decode(self._files[index], self._side, self._channels))
         except UnreadableImage as reason:
             return f"{self._files[index]} ({reason})"
 
 
-def _stack(side: int, images: list[Tensor | str]) -> tuple[Tensor, list[int], list[str]]:
+def _stack(side: int, channels: int, images: list[Tensor | str]) -> tuple[Tensor, list[int], list[str]]:
     """Those that could be read, in one tensor, their places, and the complaints about the others."""
     pixels = [image for image in images if isinstance(image, Tensor)]
     places = [place for place, image in enumerate(images) if isinstance(image, Tensor)]
-    none = torch.empty(0, 3, side, side, dtype=torch.uint8)
+    none = torch.empty(0, channels, side, side, dtype=torch.uint8)
     return torch.stack(pixels) if pixels else none, places, [image for image in images if isinstance(image, str)]
 
 

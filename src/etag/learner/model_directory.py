@@ -199,6 +199,9 @@ class ModelDirectory:
     def save(self, method: AnyMethod, about: About, keep: int = VERSIONS) -> int:
         """Add a version and put it in force; returns its number. Checkpoints and older versions beyond `keep` are
         deleted."""
+        if about.pinned:  # a run has one result: what a killed process saved but did not put in force goes
+            for number in self.pinned_versions:
+                shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
         classifier = method.classifier()
         classifier.temperature = about.temperature
