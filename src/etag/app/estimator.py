@@ -139,7 +139,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The likeliest class of each image."""
-        found: np.ndarray[Any, Any] = self.classes_[self.predict_proba(X).argmax(1)]
+        places = self.predict_proba(X).argmax(1)
+        found: np.ndarray[Any, Any] = self.classes_[places]
         return found
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

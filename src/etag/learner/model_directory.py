@@ -341,7 +341,7 @@ class ModelDirectory:
         try:
             yield
         except UNREADABLE as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = str(error).splitlines()[0].rstrip(":.") if str(error) else type(error).__name__
             raise EtagError(f"the model '{self.path}' cannot be read: {reason}.") from error
 
 
