@@ -81,7 +81,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         files = [file for files in listing.values() for file in files]
         side = automatic.for_images(files, self.weights)["data.size"]
         about, config = self._configured(known, len(files), side, channels=3)
-        images = lesson_images(listing, about.preprocess.size, config.data.memory, config.data.workers)
+        images = lesson_images(listing, about, config.data.memory, config.data.workers)
         return about, config, images
 
     def _from_arrays(self, known: About | None, X: Any, y: Any) -> tuple[About, RunConfig, LessonImages]:
@@ -143,7 +143,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The likeliest class of each image."""
-        found: np.ndarray[Any, Any] = self.classes_[self.predict_proba(X).argmax(1)]
+        places = self.predict_proba(X).argmax(1)
+        found: np.ndarray[Any, Any] = self.classes_[places]
         return found
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

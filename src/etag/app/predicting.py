@@ -34,8 +34,9 @@ def probabilities(classifier: Classifier, about: About, pixels: Tensor) -> Tenso
 
 
 def unlabeled_images(files: Sequence[str], about: About, workers: int) -> FileImages:
-    """Files as images of the model's size, without labels."""
-    return FileImages(np.array(files), torch.zeros(len(files)).long(), about.preprocess.size, workers)
+    """Files as images of the model's size and channels, without labels."""
+    labels = torch.zeros(len(files)).long()
+    return FileImages(np.array(files), labels, about.preprocess.size, workers, about.channels)
 
 
 def predict_files(

@@ -18,13 +18,15 @@ class UnreadableImage(Exception):
     """The file holds no image that can be decoded; the text is the reason."""
 
 
-def decode(path: str | Path, side: int) -> Pixels:
-    """Return the image as uint8 RGB of shape (3, side, side), rotated as its EXIF orientation says."""
+def decode(path: str | Path, side: int, channels: int = 3) -> Pixels:
+    """Return the image as uint8 of shape (channels, side, side), RGB or gray, rotated as its EXIF orientation says."""
     with _opened(path) as image:
         image.draft("RGB", (side, side))  # lets a large JPEG be decoded at a smaller scale
         upright = _in_color(ImageOps.exif_transpose(image))
         if upright.size != (side, side):
             upright = upright.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
+        if channels == 1:
+            return np.asarray(upright.convert("L"))[None].copy()
         return np.ascontiguousarray(np.asarray(upright).transpose(2, 0, 1))
 
 

@@ -67,11 +67,11 @@ def hold_out_files(listing: Listing) -> tuple[Listing, Listing]:
     return train, test
 
 
-def as_images(listing: Listing, classes: Sequence[str], workers: int) -> FileImages:
+def as_images(listing: Listing, classes: Sequence[str], workers: int, channels: int = 3) -> FileImages:
     """Return the files labeled by the position of their class in `classes`; call `resized` before reading them."""
     files = [file for name in classes for file in listing[name]]
     labels = [label for label, name in enumerate(classes) for _ in listing[name]]
-    return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), side=0, workers=workers)
+    return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), 0, workers, channels)
 
 
 def write_folders(images: MemoryImages, names: dict[int, str], root: Path, per_class: int | None = None) -> int:

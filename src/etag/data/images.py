@@ -59,6 +59,7 @@ class FileImages:
     labels: Tensor
     side: int
     workers: int
+    channels: int = 3  # 1 decodes them in gray
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -100,12 +101,12 @@ class FileImages:
     @property
     def nbytes(self) -> int:
         """Bytes that the decoded images need in memory."""
-        return len(self) * 3 * self.side**2
+        return len(self) * self.channels * self.side**2
 
     def in_memory(self) -> MemoryImages:
         """Decode all images now; one error lists all files that cannot be read."""
         # copied chunk by chunk: each tensor that a worker sent would keep a file descriptor open
-        pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
+        pixels = torch.empty(len(self), self.channels, self.side, self.side, dtype=torch.uint8)
         done, unreadable = 0, []
         for _, chunk, failed in self.decode_batches(torch.split(torch.arange(len(self)), 64)):
             pixels[done : done + len(chunk)] = chunk
@@ -117,10 +118,10 @@ class FileImages:
 
     def _loader(self, batches: Sequence[Tensor]) -> "DataLoader[Tensor | str]":
         return DataLoader(
-            _Files(self.files, self.side),
+            _Files(self.files, self.side, self.channels),
             batch_sampler=[rows.tolist() for rows in batches],
             num_workers=min(self.workers, len(batches)),
-            collate_fn=partial(_stack, self.side),
+            collate_fn=partial(_stack, self.side, self.channels),
             generator=torch.Generator(),  # else it would use the global one
         )
 
@@ -196,21 +197,21 @@ def load_into_memory(train: Images, test: Images, limit: int) -> tuple[Images, I
 class _Files(Dataset[Tensor | str]):
     """One decoded image per index, or "file (reason)" if the file cannot be read."""
 
-    def __init__(self, files: np.ndarray[Any, np.dtype[np.str_]], side: int) -> None:
-        self._files, self._side = files, side
+    def __init__(self, files: np.ndarray[Any, np.dtype[np.str_]], side: int, channels: int) -> None:
+        self._files, self._side, self._channels = files, side, channels
 
     def __getitem__(self, index: int) -> Tensor | str:
         try:
-            return torch.from_numpy(decode(self._files[index], self._side))
+            return torch.from_numpy(decode(self._files[index], self._side, self._channels))
         except UnreadableImage as reason:
             return f"{self._files[index]} ({reason})"
 
 
-def _stack(side: int, images: list[Tensor | str]) -> tuple[Tensor, list[int], list[str]]:
+def _stack(side: int, channels: int, images: list[Tensor | str]) -> tuple[Tensor, list[int], list[str]]:
     """Return the decoded images as one tensor, their positions in the batch, and the messages of the others."""
     pixels = [image for image in images if isinstance(image, Tensor)]
     positions = [position for position, image in enumerate(images) if isinstance(image, Tensor)]
-    empty = torch.empty(0, 3, side, side, dtype=torch.uint8)
+    empty = torch.empty(0, channels, side, side, dtype=torch.uint8)
     messages = [image for image in images if isinstance(image, str)]
     return torch.stack(pixels) if pixels else empty, positions, messages
 

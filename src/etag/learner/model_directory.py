@@ -186,6 +186,9 @@ class ModelDirectory:
     def save(self, method: AnyMethod, about: About, keep: int = VERSIONS) -> int:
         """Add a version and put it in force; returns its number. Checkpoints and older versions beyond `keep` are
         deleted."""
+        if about.pinned:  # a run has one result: what a killed process saved but did not put in force goes
+            for number in self.pinned_versions:
+                shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
         classifier = method.classifier()
         classifier.temperature = about.temperature
@@ -325,7 +328,7 @@ class ModelDirectory:
         try:
             yield
         except UNREADABLE as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = str(error).splitlines()[0].rstrip(":.") if str(error) else type(error).__name__
             raise EtagError(f"the model '{self.path}' cannot be read: {reason}.") from error
 
 

@@ -27,7 +27,7 @@ class StoredTensors(nn.Module):
             self.register_buffer(name, tensor)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name, buffer in self.named_buffers(recurse=False):
+        for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False):
             if (saved := state_dict.get(prefix + name)) is not None:
                 self.register_buffer(name, saved.to(buffer.device, copy=True))
         super()._load_from_state_dict(state_dict, prefix, *args)
