@@ -110,7 +110,11 @@ class Lab:
                 options = small | options | {"generator": small["generator"] | options.get("generator", {})}
         self.method = cls(cls.Options.model_validate(options), self.context)
         self.engine = Engine(runtime)
-        self.learner = Learner(self.method, runtime, engine=self.engine)
+
+    @property
+    def learner(self):
+        """A learner for the method and the engine as they are now; it saves nothing."""
+        return Learner(self.method, self.engine.runtime, engine=self.engine)
 
     def task(self, index):
         """The task with the images that the method may see."""

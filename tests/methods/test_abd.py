@@ -154,12 +154,12 @@ def test_adam_goes_on_where_the_last_task_ended(lab):
 def test_images_to_look_at(lab):
     laboratory = lab("abd")
     laboratory.learn(0)
-    shown = laboratory.method.made_images(2, 3)
+    shown = laboratory.method.generate_images(2, 3)
     assert shown.shape == (6, 1, 8, 8)
     assert 0 <= shown.min() <= shown.max() <= 1
-    assert torch.equal(shown, laboratory.method.made_images(2, 3))
+    assert torch.equal(shown, laboratory.method.generate_images(2, 3))
     laboratory.learn(1, 2)
-    assert laboratory.method.made_images(2, 3) is None, "after the last task nothing is dreamt"
+    assert laboratory.method.generate_images(2, 3) is None, "after the last task nothing is dreamt"
 
 
 def test_local_loss_counts_real_rows_only(begun):

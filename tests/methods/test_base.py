@@ -14,10 +14,10 @@ def test_an_unknown_method_is_answered_with_the_nearest():
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_says_what_it_is(name):
-    card = METHODS[name].card
-    assert card.summary
-    assert card.source
-    assert card.stores
+    info = METHODS[name].info
+    assert info.summary
+    assert info.source
+    assert info.stores
 
 
 @pytest.mark.parametrize(("head", "outputs"), [("growing", [3, 5, 7]), ("fixed", [7, 7, 7])])
@@ -32,7 +32,7 @@ def test_the_head_grows_or_is_declared_in_full(lab, head, outputs):
 
 @pytest.mark.parametrize(("argmax", "answer"), [("seen", 2), ("all", 6)])
 def test_the_classes_that_compete_are_those_seen_or_all(lab, argmax, answer):
-    laboratory = lab("fine", {"head": "fixed", "argmax": argmax})
+    laboratory = lab("fine", {"head": {"growth": "fixed"}, "argmax": argmax})
     laboratory.begin(0)
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
     assert laboratory.method.predictor()(Outputs(logits=logits)).argmax(1).tolist() == [answer]
@@ -45,8 +45,8 @@ def test_rebuilding_gives_the_structure_and_the_first_weights_of_the_tasks_begun
     rebuilt.method.rebuild([3, 2, 2])
     assert rebuilt.method.seen == grown.method.seen == 7
     assert rebuilt.method.task_sizes == grown.method.task_sizes
-    for role, part in grown.method.parts().items():
-        other = rebuilt.method.parts()[role].state_dict()
+    for role, part in grown.method.parts.items():
+        other = rebuilt.method.parts[role].state_dict()
         assert list(other) == list(part.state_dict())
         assert all(torch.equal(value, other[key]) for key, value in part.state_dict().items())
 
@@ -135,9 +135,9 @@ def test_building_the_work_of_a_task_changes_nothing(lab, snapshot):
     laboratory = lab("etag")
     laboratory.learn(0)
     laboratory.begin(1)
-    before = {role: snapshot(part) for role, part in laboratory.method.parts().items()}
+    before = {role: snapshot(part) for role, part in laboratory.method.parts.items()}
     first, again = laboratory.works(1), laboratory.works(1)
-    for role, part in laboratory.method.parts().items():
+    for role, part in laboratory.method.parts.items():
         assert all(torch.equal(value, before[role][key]) for key, value in part.state_dict().items())
     for name in ("solver", "generator"):
         for one, other in zip(first[name].batches.epoch(0), again[name].batches.epoch(0), strict=True):

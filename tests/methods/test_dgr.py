@@ -20,7 +20,7 @@ def begun(lab, disturb):
         for index in range(tasks):
             laboratory.begin(index)
             disturb(laboratory.method.solver, f"solver {index}")
-            disturb(laboratory.method.replay.generator, f"generator {index}", 0.3)
+            disturb(laboratory.method.generator.network, f"generator {index}", 0.3)
         return laboratory
 
     return make
@@ -45,7 +45,7 @@ def test_replayed_images_are_those_of_the_old_generator_with_the_old_solvers_ans
     labels, pixels = method.replayed(task, head)(batch)
     asked = batch.draws.integers("replay labels", 0, task.old, batch.total)
     codes = batch.draws.normal("replay codes", batch.total, 4)
-    assert torch.equal(pixels, method.replay.old.network.decode(codes, asked))
+    assert torch.equal(pixels, method.generator.old.network.decode(codes, asked))
     assert (pixels >= 0).all()
     assert (pixels <= 1).all()
     images = laboratory.preprocess.inputs(pixels.view(-1, 1, 8, 8))
@@ -77,12 +77,12 @@ def test_tag_is_dgr_and_a_guide(begun):
     assert all(torch.equal(terms[name], more[name]) for name in terms)
     method = guided.method
     codes = batch.draws.normal("prior", batch.total, 4)
-    made = method.replay.generator.decode(codes, batch.labels)
+    made = method.generator.network.decode(codes, batch.labels)
     images = guided.preprocess.inputs(made.view(-1, 1, 8, 8))
     logits = method.solver(images, Need.LOGITS).logits[:, : guided.task(1).seen]
     torch.testing.assert_close(more["guide"], functional.cross_entropy(logits, batch.labels))
     sizes = [
-        {name: value.shape for name, value in laboratory.method.replay.generator.state_dict().items()}
+        {name: value.shape for name, value in laboratory.method.generator.network.state_dict().items()}
         for laboratory in (plain, guided)
     ]
     assert sizes[0] == sizes[1]

@@ -24,7 +24,7 @@ RELEASE = {
     "ce_normalize": True,
     "l2_reduction": "frobenius",
     "l2_views": "all",
-    "head": "fixed",
+    "head": {"growth": "fixed"},
     "ce_new_support": "all",
     "ce_replay_support": "all",
     "argmax": "all",
@@ -97,7 +97,7 @@ def naive_terms(naive, laboratory, index, batch):
     rows, latent = o.replay_batch or len(labels), o.generator.latent
     old_labels = batch.draws.integers("replay labels", 0, task.old, rows).tolist()
     codes = batch.draws.normal("replay codes", rows, latent)
-    replayed = naive.head(solver.head, naive.decode(method.replay.old.network, codes, old_labels))
+    replayed = naive.head(solver.head, naive.decode(method.generator.old.network, codes, old_labels))
     competing = naive.outputs_in(o.ce_replay_support, task, solver.head)
     terms["replay"] = lambda_ce * naive.cross_entropy(replayed, old_labels, competing)
     if o.ce_normalize:
@@ -125,7 +125,7 @@ def at_task(lab, disturb):
         laboratory = lab("etag", options, **train)
         for begun in range(index + 1):
             laboratory.begin(begun)
-            for part in laboratory.method.parts().values():
+            for part in laboratory.method.parts.values():
                 disturb(part, key=begun)
         return laboratory, next(laboratory.method.phases(laboratory.task(index)))
 
@@ -160,9 +160,17 @@ SWITCHES = {
     "l2_reduction": ({}, {"l2_reduction": "frobenius"}, {"l2"}),
     "l2_views": ({}, {"l2_views": "all"}, {"l2"}),
     "ce_new_support new": ({}, {"ce_new_support": "new"}, {"ce"}),
-    "ce_new_support all": ({"head": "fixed"}, {"head": "fixed", "ce_new_support": "all"}, {"ce"}),
+    "ce_new_support all": (
+        {"head": {"growth": "fixed"}},
+        {"head": {"growth": "fixed"}, "ce_new_support": "all"},
+        {"ce"},
+    ),
     "ce_replay_support old": ({}, {"ce_replay_support": "old"}, {"replay"}),
-    "ce_replay_support all": ({"head": "fixed"}, {"head": "fixed", "ce_replay_support": "all"}, {"replay"}),
+    "ce_replay_support all": (
+        {"head": {"growth": "fixed"}},
+        {"head": {"growth": "fixed"}, "ce_replay_support": "all"},
+        {"replay"},
+    ),
     "replay_batch": ({}, {"replay_batch": 5}, {"replay"}),
     "embedding ratio": ({}, {"embedding": {"ratio": "integer"}}, {"kl"}),
     "embedding lambda_kd": ({}, {"embedding": {"lambda_kd": 4.0}}, {"kl"}),
@@ -243,7 +251,7 @@ def test_a_weight_of_zero_leaves_the_term_out(at_task, options, absent):
     rows, old = [], []
     laboratory.method.solver.backbone.stages[0].register_forward_hook(lambda _, x, __: rows.append(len(x[0])))
     laboratory.method.teacher.network.backbone.stages[0].register_forward_hook(lambda *_: old.append("teacher"))
-    laboratory.method.replay.old.network.decoder.register_forward_hook(lambda *_: old.append("generator"))
+    laboratory.method.generator.old.network.decoder.register_forward_hook(lambda *_: old.append("generator"))
     _, terms = computed(phase)
     assert set(terms) == {"ce", "replay", "l2", "kl"} - absent
     # views are made for embedding distillation; the teacher is asked for either kind, the old generator for replay
@@ -338,7 +346,7 @@ def test_the_old_networks_do_not_change_while_a_task_is_learned(lab, snapshot):
     laboratory = lab("etag")
     laboratory.learn(0)
     laboratory.begin(1)
-    old = {"teacher": laboratory.method.teacher, "generator": laboratory.method.replay.old}
+    old = {"teacher": laboratory.method.teacher, "generator": laboratory.method.generator.old}
     before = {name: snapshot(module) for name, module in old.items()}
     laboratory.engine.execute(laboratory.method.phases(laboratory.task(1)))
     for name, module in old.items():
@@ -377,7 +385,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(lab, snaps
     def learned(seed):
         laboratory = lab("etag", seed=seed)
         laboratory.learn(0, 1)
-        return snapshot(laboratory.method.solver) | snapshot(laboratory.method.replay.generator)
+        return snapshot(laboratory.method.solver) | snapshot(laboratory.method.generator.network)
 
     first, again, other = learned(0), learned(0), learned(1)
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -424,7 +432,7 @@ def test_the_whole_of_etag_has_43_203_044_parameters():
     )
     method = METHODS["etag"](EtagOptions(name="etag"), context)
     method.rebuild([100])
-    assert sum(p.numel() for part in method.parts().values() for p in part.parameters()) == 43_203_044
+    assert sum(p.numel() for part in method.parts.values() for p in part.parameters()) == 43_203_044
 
 
 def test_the_defaults_are_the_papers():

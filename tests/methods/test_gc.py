@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from etag.methods.parts.class_vaes import ClassVAEObjective
+from etag.methods.parts.frozen import FeatureScale
+from etag.models.predictors import LikelihoodPredictor
 
 from etag.core.errors import EtagError
 from etag.core.options import TrainOptions
@@ -10,12 +13,9 @@ from etag.core.random import Placement, Stream
 from etag.core.work import ParameterGroup, Phase
 from etag.data.batches import ClassBatches
 from etag.engine.engine import Engine
-from etag.methods.parts.class_vaes import ClassVAEObjective
-from etag.methods.parts.frozen import FeatureScale
 from etag.models.class_vaes import ClassVAEs
 from etag.models.initial import build
 from etag.models.modules import Modules
-from etag.models.predictors import LikelihoodPredictor
 
 
 def test_the_backbone_is_trained_once_and_classes_never_meet(lab, snapshot):
@@ -37,8 +37,8 @@ def test_each_class_learns_as_if_it_were_alone(lab):
     works = laboratory.works(0)
     assert list(works) == ["solver", "features", "generator"]
     objective, batch = works["generator"].module, next(works["generator"].batches.epoch(0))
-    concat_images = sum(objective(batch).values())
-    concat_images.backward()
+    together = sum(objective(batch).values())
+    together.backward()
     gradient = objective.classes.encoder.weight.grad.clone()
     objective.zero_grad()
     changed = batch.inputs.clone()
@@ -115,9 +115,9 @@ def test_all_ways_to_sample_rank_classes_alike(separated, samples):
 def test_an_answer_does_not_depend_on_its_company_nor_on_what_was_asked_before(separated):
     vaes, features, _ = separated
     predictor = LikelihoodPredictor(FeatureScale(6), Modules([vaes]), 16)
-    concat_images = predictor(Outputs(feature=features))
+    together = predictor(Outputs(feature=features))
     apart = torch.cat([predictor(Outputs(feature=row)) for row in features[:5].split(1)])
-    torch.testing.assert_close(apart, concat_images[:5], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(apart, together[:5], rtol=1e-4, atol=1e-4)
 
 
 def test_features_are_of_zero_mean_and_unit_variance_as_those_of_the_base_task():

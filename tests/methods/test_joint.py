@@ -8,7 +8,7 @@ from etag.methods import joint
 def test_joint_trains_on_the_images_of_all_tasks_so_far(lab):
     laboratory = lab("joint", drop_last=False)
     laboratory.begin(0, 1)
-    assert laboratory.method.card.all_data
+    assert laboratory.method.info.all_data
     phase = next(laboratory.method.phases(laboratory.task(1)))
     labels = torch.cat([batch.labels for batch in phase.batches.epoch(0)])
     assert labels.bincount().tolist() == [8] * 5

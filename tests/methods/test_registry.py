@@ -39,14 +39,14 @@ def test_a_new_method_has_its_prefix_at_once(monkeypatch):
 
     monkeypatch.setattr(METHODS, "_items", METHODS._items | {"mine": Mine})
     Mine.name, Mine.__bases__ = "mine", (Method,)
-    Mine.Options, Mine.card = Fine.Options, MethodInfo("a", "b", "c")
+    Mine.Options, Mine.info = Fine.Options, MethodInfo("a", "b", "c")
     assert METHODS["emine"].Options(name="emine").embedding is not None
-    assert METHODS["emine"].card.summary == "a; with embedding distillation"
+    assert METHODS["emine"].info.summary == "a; with embedding distillation"
 
 
 def test_a_preset_goes_below_what_is_given_and_above_the_defaults():
     of = METHODS["etag"]
-    made = variant(of, "warm", of.card, {"embedding": {"tau": 5.0}}).Options
+    made = variant(of, "warm", of.info, {"embedding": {"tau": 5.0}}).Options
     assert made(name="warm").embedding.tau == 5.0
     assert made(name="warm").guidance, "what it derives from has a preset too"
     assert made(name="warm", embedding={"views": "none"}).embedding.tau == 5.0
@@ -76,8 +76,8 @@ WITH_GENERATOR = (
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_cards_tell_what_is_kept(name):
-    card = METHODS[name].card
-    assert all((card.summary, card.source, card.stores, card.head))
-    assert card.exemplars == (name.removeprefix("e") in ("il2m", "lucir", "podnet"))
-    assert (card.generator is not None) == (name in WITH_GENERATOR)
-    assert card.all_data == name.endswith("joint")
+    info = METHODS[name].info
+    assert all((info.summary, info.source, info.stores, info.head))
+    assert info.exemplars == (name.removeprefix("e") in ("il2m", "lucir", "podnet"))
+    assert (info.generator is not None) == (name in WITH_GENERATOR)
+    assert info.all_data == name.endswith("joint")

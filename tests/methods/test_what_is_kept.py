@@ -8,7 +8,7 @@ from tests.methods.copies import copies
 from etag.methods.base import ROLES
 from etag.methods.registry import METHODS
 
-FREE = [name for name in METHODS if not METHODS[name].card.exemplars and not METHODS[name].card.all_data]
+FREE = [name for name in METHODS if not METHODS[name].info.exemplars and not METHODS[name].info.all_data]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_what_it_keeps_does_not_grow_with_the_number_of_images(learned, name):
     assert few == many
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].card.exemplars])
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].info.exemplars])
 def test_a_method_that_keeps_exemplars_is_found_out(learned, name):
     made, shown = learned(name)
     assert copies(tensors(made.method), shown) == ["exemplars.pixels holds a copy of one of the images"]

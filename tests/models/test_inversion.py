@@ -8,6 +8,7 @@ from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.losses.inversion import statistics_divergence
 from etag.models.backbone import ModelOptions
+from etag.models.heads import HeadOptions
 from etag.models.initial import build
 from etag.models.inversion import BatchNormRecorder, ImageGenerator
 from etag.models.solver import build_solver
@@ -19,7 +20,7 @@ def numbers(*shape, key="a"):
 
 @pytest.fixture(scope="module")
 def solver():
-    network = build_solver(ModelOptions(width=4), 3, 16, Stream.root(0))
+    network = build_solver(ModelOptions(width=4), HeadOptions(), 3, 16, Stream.root(0))
     network.head.grow(3, Stream.root(0).generator("head"))
     with torch.no_grad():  # so that the running statistics differ from their initial values
         for _ in range(20):

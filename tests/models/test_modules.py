@@ -17,7 +17,7 @@ IMAGES = 3 + 2 * torch.randn(6, 2, 4, 4, generator=Stream.root(0).generator())
 class Stored(StoredTensors):
     def __init__(self):
         super().__init__()
-        self.keep(means=torch.empty(0, 3), count=torch.zeros((), dtype=torch.long))
+        self.store(means=torch.empty(0, 3), count=torch.zeros((), dtype=torch.long))
 
 
 def test_stored_tensors_take_the_shape_of_loaded_ones():

@@ -12,6 +12,7 @@ from etag.core.errors import EtagError
 from etag.core.random import Stream
 from etag.models.backbone import ModelOptions
 from etag.models.backbones.resnet import ResNet
+from etag.models.heads import HeadOptions
 from etag.models.initial import build
 from etag.models.solver import build_solver
 from etag.models.weights import load_weights
@@ -19,7 +20,7 @@ from etag.models.weights import load_weights
 
 def solver(seed=0, **options):
     """A solver with the given options; weights, statistics and BatchNorm counters differ by seed."""
-    network = build_solver(ModelOptions(**{"width": 2} | options), 3, 32, Stream.root(seed))
+    network = build_solver(ModelOptions(**{"width": 2} | options), HeadOptions(), 3, 32, Stream.root(seed))
     network.head.grow(5, Stream.root(seed).generator("head"))
     with torch.no_grad():
         for name, value in network.state_dict().items():

@@ -19,7 +19,7 @@ class UnreadableImage(Exception):
 
 
 def decode(path: str | Path, side: int, channels: int = 3) -> Pixels:
-    """Return the image as uint8 of shape (channels, side, side), RGB or gray, rotated as its EXIF orientation says."""
+    """Return the image as uint8 of shape (channels, side, side), RGB or gray, rotated by its EXIF orientation."""
     with _opened(path) as image:
         image.draft("RGB", (side, side))  # lets a large JPEG be decoded at a smaller scale
         upright = _in_color(ImageOps.exif_transpose(image))

@@ -55,4 +55,5 @@ class Classifier(nn.Module):
             if not isinstance(answer, AnswerRule):
                 raise ValueError("it has no answer rule")
             classifier = cls(backbone, answer, model, channels, size, values["temperature"])
-        return classifier.to_empty(device="cpu").eval()
+        # the memory layout of convolutions is that of training, so that scores are equal to the last bit
+        return classifier.to_empty(device="cpu").to(memory_format=torch.channels_last).eval()

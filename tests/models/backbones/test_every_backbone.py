@@ -12,6 +12,7 @@ from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
 from etag.methods.registry import METHODS
 from etag.models.backbone import BACKBONES, ModelOptions
+from etag.models.heads import HeadOptions
 from etag.models.solver import build_solver
 
 DEFAULT_WIDTHS = {"resnet18": 64, "resnet32": 16, "vgg11": 64, "mobilenetv2": 32, "mlp": 400}
@@ -29,7 +30,7 @@ STREAM = Stream.root(0)
 
 
 def solver(name, size, auxiliaries=0, **options):
-    network = build_solver(ModelOptions(**{"backbone": name, "width": 4} | options), 3, size, STREAM)
+    network = build_solver(ModelOptions(**{"backbone": name, "width": 4} | options), HeadOptions(), 3, size, STREAM)
     network.head.grow(2, STREAM.generator("head"))
     network.add_auxiliaries(auxiliaries, STREAM)
     for number, auxiliary in enumerate(network.auxiliaries):
@@ -100,7 +101,9 @@ def test_a_smaller_image_is_an_error_that_says_what_to_do(name, stem, size):
         rf"^images of {size - 1}x{size - 1} pixels are too small for the backbone {name}, which needs {size}x{size}"
     )
     change = "model.stem=cifar or " if stem == "imagenet" else ""
-    with pytest.raises(EtagError, match=rf"{small}: set {change}data\.size={size}, or another model\.backbone\.$"):
+    with pytest.raises(
+        EtagError, match=rf"{small}: set {change}data\.size={size}, or choose another model\.backbone\.$"
+    ):
         solver(name, size - 1, stem=stem)
 
 

@@ -4,13 +4,14 @@ import torch
 from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.models.backbone import ModelOptions
+from etag.models.heads import HeadOptions
 from etag.models.solver import build_solver
 
 STREAM = Stream.root(0)
 
 
 def mlp(size=28, channels=1, **options):
-    return build_solver(ModelOptions(backbone="mlp", **options), channels, size, STREAM)
+    return build_solver(ModelOptions(backbone="mlp", **options), HeadOptions(), channels, size, STREAM)
 
 
 def test_the_default_network_has_two_layers_of_400():

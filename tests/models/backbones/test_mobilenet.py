@@ -6,6 +6,7 @@ from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.models.backbone import ModelOptions
 from etag.models.backbones.mobilenet import InvertedResidual
+from etag.models.heads import HeadOptions
 from etag.models.initial import build
 from etag.models.solver import build_solver
 
@@ -13,7 +14,7 @@ STREAM = Stream.root(0)
 
 
 def mobilenet(size=32, **options):
-    return build_solver(ModelOptions(backbone="mobilenetv2", **options), 3, size, STREAM)
+    return build_solver(ModelOptions(backbone="mobilenetv2", **options), HeadOptions(), 3, size, STREAM)
 
 
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])

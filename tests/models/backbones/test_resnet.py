@@ -6,6 +6,7 @@ from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.models.backbone import ModelOptions
 from etag.models.backbones.resnet import BasicBlock
+from etag.models.heads import HeadOptions
 from etag.models.initial import build
 from etag.models.solver import build_solver
 
@@ -23,7 +24,9 @@ from etag.models.solver import build_solver
     ],
 )
 def test_stages_halve_the_side_and_double_the_width(name, size, stem, sides):
-    network = build_solver(ModelOptions(backbone=name, width=2, stem=stem), 3, size, Stream.root(0)).eval()
+    network = build_solver(
+        ModelOptions(backbone=name, width=2, stem=stem), HeadOptions(), 3, size, Stream.root(0)
+    ).eval()
     outputs = network(torch.zeros(1, 3, size, size), Need.STAGES | Need.FEATURE)
     assert [tuple(maps.shape) for maps in outputs.stages] == [
         (1, 2 * 2**stage, side, side) for stage, side in enumerate(sides)
@@ -41,14 +44,14 @@ def test_stages_halve_the_side_and_double_the_width(name, size, stem, sides):
     ],
 )
 def test_the_default_networks_have_the_published_number_of_parameters(name, stem, classes, count):
-    network = build_solver(ModelOptions(backbone=name, stem=stem), 3, 32, Stream.root(0))
+    network = build_solver(ModelOptions(backbone=name, stem=stem), HeadOptions(), 3, 32, Stream.root(0))
     network.head.grow(classes, Stream.root(0).generator())
     assert sum(parameter.numel() for parameter in network.parameters()) == count
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("resnet18", [2, 2, 2, 2]), ("resnet32", [5, 5, 5])])
 def test_stages_have_equally_many_blocks_and_later_ones_start_with_a_stride(name, blocks):
-    network = build_solver(ModelOptions(backbone=name, width=2), 3, 32, Stream.root(0)).backbone
+    network = build_solver(ModelOptions(backbone=name, width=2), HeadOptions(), 3, 32, Stream.root(0)).backbone
     stages = [[layer for layer in stage if isinstance(layer, BasicBlock)] for stage in network.stages]
     assert [len(stage) for stage in stages] == blocks
     for number, stage in enumerate(stages):
@@ -59,7 +62,9 @@ def test_stages_have_equally_many_blocks_and_later_ones_start_with_a_stride(name
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 @pytest.mark.parametrize("name", ["resnet18", "resnet32"])
 def test_every_block_is_followed_by_a_relu(name, stem, disturb):
-    network = disturb(build_solver(ModelOptions(backbone=name, width=2, stem=stem), 3, 64, Stream.root(0)).backbone)
+    network = disturb(
+        build_solver(ModelOptions(backbone=name, width=2, stem=stem), HeadOptions(), 3, 64, Stream.root(0)).backbone
+    )
     stem_size, has_negative = {"cifar": 2, "imagenet": 3}[stem], []
     for number, stage in enumerate([*network.stages, disturb(network.branch(len(network.stages)))[0]]):
         layers = list(stage.eval())[0 if number else stem_size :]
@@ -90,6 +95,6 @@ def test_a_block_adds_two_convolutions_to_its_shortcut(channels, out, stride, di
 
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_maps_are_not_negative(stem, disturb):
-    network = disturb(build_solver(ModelOptions(width=2, stem=stem), 3, 32, Stream.root(0))).eval()
+    network = disturb(build_solver(ModelOptions(width=2, stem=stem), HeadOptions(), 3, 32, Stream.root(0))).eval()
     outputs = network(torch.randn(2, 3, 32, 32, generator=Stream.root(0).generator("x")), Need.STAGES)
     assert all(maps.min() == 0 for maps in outputs.stages)

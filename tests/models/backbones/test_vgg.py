@@ -5,13 +5,14 @@ from torch.nn import functional
 from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.models.backbone import ModelOptions
+from etag.models.heads import HeadOptions
 from etag.models.solver import build_solver
 
 STREAM = Stream.root(0)
 
 
 def vgg(size, **options):
-    return build_solver(ModelOptions(backbone="vgg11", **options), 3, size, STREAM).backbone
+    return build_solver(ModelOptions(backbone="vgg11", **options), HeadOptions(), 3, size, STREAM).backbone
 
 
 def test_the_default_network_has_the_published_number_of_parameters():
@@ -21,7 +22,7 @@ def test_the_default_network_has_the_published_number_of_parameters():
 
 @pytest.mark.parametrize(("size", "sides"), [(32, [16, 8, 4, 2, 1]), (70, [35, 17, 8, 4, 2])])
 def test_every_stage_halves_the_side(size, sides):
-    network = build_solver(ModelOptions(backbone="vgg11", width=2), 3, size, STREAM).eval()
+    network = build_solver(ModelOptions(backbone="vgg11", width=2), HeadOptions(), 3, size, STREAM).eval()
     outputs = network(torch.zeros(1, 3, size, size), Need.STAGES)
     shapes = [(1, channels, side, side) for channels, side in zip([2, 4, 8, 16, 16], sides, strict=True)]
     assert [tuple(maps.shape) for maps in outputs.stages] == shapes

@@ -3,9 +3,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from etag.core.errors import EtagError
 from etag.core.outputs import Need
 from etag.data.batches import ImageBatches
-from etag.methods.parts.replay import GeneratorOptions
+from etag.methods.parts.cached_features import CachedFeatures
+from etag.methods.parts.generators import NetworkOptions, options_by_kind
 from etag.methods.parts.variational import VariationalOptions
 
 
@@ -15,7 +17,7 @@ def second_task(lab, disturb):
     laboratory = lab("etag")
     for begun in range(2):
         laboratory.begin(begun)
-        for part in laboratory.method.parts().values():
+        for part in laboratory.method.parts.values():
             disturb(part, key=begun)
     return laboratory, laboratory.works(1)["generator"]
 
@@ -25,31 +27,31 @@ def second_task(lab, disturb):
 
 def test_replayed_features_are_the_old_generators(naive, second_task):
     laboratory, phase = second_task
-    replay, task, batch = laboratory.method.replay, laboratory.task(1), next(phase.batches.epoch(0))
-    labels, features = replay.made(batch, task, 300)
+    generator, task, batch = laboratory.method.generator, laboratory.task(1), next(phase.batches.epoch(0))
+    labels, features = generator.generate(batch, task, 300)
     codes = batch.draws.normal("replay codes", 300, 5)
-    np.testing.assert_allclose(features, naive.decode(replay.old.network, codes, labels), atol=1e-5)
+    np.testing.assert_allclose(features, naive.decode(generator.old.network, codes, labels), atol=1e-5)
     assert not features.requires_grad
     counts = labels.bincount()
     assert len(counts) == task.old  # every old class, no new one
     assert counts.min() > 70  # uniformly: 100 each is expected
 
 
-def test_the_old_generator_is_kept_as_it_was_before_it_grew(lab, snapshot):
+def test_the_old_generator_is_a_copy_from_before_classes_were_added(lab, snapshot):
     laboratory = lab("etag")
     laboratory.learn(0)
-    before = snapshot(laboratory.method.replay.generator)
+    before = snapshot(laboratory.method.generator.network)
     laboratory.begin(1)
-    old = laboratory.method.replay.old.network.state_dict()
+    old = laboratory.method.generator.old.network.state_dict()
     assert list(old) == list(before)
     assert all(torch.equal(value, before[key]) for key, value in old.items())
 
 
 def test_what_is_replayed_differs_from_step_to_step(second_task):
     laboratory, phase = second_task
-    replay, task = laboratory.method.replay, laboratory.task(1)
+    generator, task = laboratory.method.generator, laboratory.task(1)
     first, second = [
-        replay.made(batch, task, 8) for epoch in range(2) for batch in list(phase.batches.epoch(epoch))[:1]
+        generator.generate(batch, task, 8) for epoch in range(2) for batch in list(phase.batches.epoch(epoch))[:1]
     ]
     assert not torch.equal(first[1], second[1])
 
@@ -58,7 +60,7 @@ def test_what_is_replayed_differs_from_step_to_step(second_task):
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_the_sweep_gives_the_features_of_freshly_augmented_images_pass_by_pass(lab, passes):
+def test_the_pass_gives_the_features_of_freshly_augmented_images_pass_by_pass(lab, passes):
     laboratory = lab("etag", {"generator": {"feature_passes": passes}})
     laboratory.begin(0)
     method, task = laboratory.method, laboratory.task(0)
@@ -73,7 +75,8 @@ def test_the_sweep_gives_the_features_of_freshly_augmented_images_pass_by_pass(l
         (batch,) = augmented.epoch(number)
         expected = method.solver.eval()(batch.inputs, Need.FEATURE).feature
         torch.testing.assert_close(found["features"][number * rows : (number + 1) * rows], expected)
-    phase = method.replay.phase(task, method.solver.head, found, {}, method.stream("generator"))
+    cached = CachedFeatures.of(found, rows)
+    phase = method.generator.phase(task, cached, {}, method.solver.head, method.stream("generator"))
     for epoch in range(4):
         (batch, *_) = phase.batches.epoch(epoch)
         used = found["features"][(epoch % passes) * rows : (epoch % passes + 1) * rows]
@@ -86,7 +89,7 @@ def test_the_sweep_gives_the_features_of_freshly_augmented_images_pass_by_pass(l
 # -- options ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [GeneratorOptions, VariationalOptions])
+@pytest.mark.parametrize("options", [NetworkOptions, VariationalOptions])
 def test_the_generator_has_a_training_of_its_own(options):
     training = options().train
     assert (training.optimizer, training.lr, training.weight_decay) == ("adam", 1e-4, 0.0)
@@ -111,10 +114,56 @@ def test_the_short_last_batch_may_be_dropped(lab, drop_last, steps):
     assert laboratory.works(0)["generator"].steps == steps  # 24 images
 
 
-@pytest.mark.parametrize(("head", "rows"), [("growing", [3, 5, 7]), ("fixed", [7, 7, 7])])
-def test_it_knows_the_classes_that_the_head_knows(lab, head, rows):
-    laboratory = lab("etag", {"head": head})
+@pytest.mark.parametrize(("growth", "rows"), [("growing", [3, 5, 7]), ("fixed", [7, 7, 7])])
+def test_it_has_the_classes_that_the_head_has(lab, growth, rows):
+    laboratory = lab("etag", {"head": {"growth": growth}})
     for index, expected in enumerate(rows):
         laboratory.begin(index)
-        for layer in (laboratory.method.replay.generator.encoder_in, laboratory.method.replay.generator.decoder_in):
+        for layer in (laboratory.method.generator.network.encoder_in, laboratory.method.generator.network.decoder_in):
             assert len(layer.rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ("wgan", {"kind": "wgan"}),
+        ({"latent": 3}, {"kind": "cvae", "latent": 3}),
+        ({"kind": "wgan"}, {"kind": "wgan"}),
+    ],
+    ids=str,
+)
+def test_a_kind_alone_stands_for_its_options_and_no_kind_for_the_vae(given, options):
+    assert options_by_kind(given) == options
+
+
+# -- the common interface --------------------------------------------------------------------------
+
+KINDS = {"cvae": {}, "wgan": {"kind": "wgan", "last_task": True}, "prototypes": {"kind": "prototypes"}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_replays_old_classes_through_the_same_calls(lab, kind):
+    small = {} if kind == "prototypes" else {"latent": 5, "hidden": 16, "feature_passes": 1, "train": {"epochs": 1}}
+    name = "b4" if kind == "prototypes" else "gfr"  # the laboratory's sizes are those of networks
+    laboratory = lab(name, {"generator": small | KINDS[kind]})
+    laboratory.learn(0)
+    laboratory.begin(1)
+    generator, task = laboratory.method.generator, laboratory.task(1)
+    assert laboratory.method.parts[generator.role] is generator.network
+    batch = next(laboratory.works(1)["solver"].batches.epoch(0))
+    labels, features = generator.generate(batch, task, 10)
+    assert features.shape == (10, laboratory.method.solver.backbone.feature_size)
+    assert set(labels.tolist()) <= set(range(task.old))
+    assert not features.requires_grad
+    assert generator.learns_after(task, task.seen) is generator.learns_after_last is True
+
+
+@pytest.mark.parametrize("kind", ["wgan", "prototypes"])
+def test_what_only_the_vae_can_do_is_refused_with_what_to_choose(lab, kind):
+    name = "b4" if kind == "prototypes" else "gfr"
+    laboratory = lab(name, {"generator": {"kind": kind}, "guidance": False})
+    laboratory.begin(0, 1)
+    with pytest.raises(EtagError, match="cannot forget a class: choose kind=cvae"):
+        laboratory.method.forget(0)
+    with pytest.raises(EtagError, match="cannot learn more of known classes: choose kind=cvae"):
+        list(laboratory.method.update(laboratory.task(1), 0))
