@@ -4,14 +4,15 @@ import json
 
 import pytest
 import torch
+from etag.experiments.store import RunDirectory, tensors
 from PIL import Image
 
 from etag.core.errors import EtagError
 from etag.data.scenario import build_scenario
 from etag.experiments.config import resolve
 from etag.experiments.run import run
-from etag.experiments.store import RunDirectory, tensors
-from etag.report.page import write_comparison, write_run_report
+from etag.report.comparison_page import write_comparison
+from etag.report.page import write_run_report
 
 
 @pytest.mark.parametrize("method", ["fine", "joint", "etag"])
@@ -187,13 +188,13 @@ def test_but_most_methods_count_on_new_classes(domains, method, tmp_path):
 def test_what_a_generator_of_images_makes_is_shown_after_each_task(small, method, pictures, tmp_path):
     own = {"dgr": {"method.generator.train.epochs": 1}, "abd": {"method.generator.train.steps": 4}}
     run(small(method, **own.get(method, {})), tmp_path / "run")
-    made = sorted(path.name for path in (tmp_path / "run").glob("made/*"))
+    made = sorted(path.name for path in (tmp_path / "run").glob("generated/*"))
     assert made == [f"task-00{number}.png" for number in range(1, pictures + 1)]
     for name in made:
-        picture = Image.open(tmp_path / "run" / "made" / name)
+        picture = Image.open(tmp_path / "run" / "generated" / name)
         assert picture.size == (12 * 10, 10 * 10), "digits of 8 pixels, a frame around each"
         assert len(set(picture.getdata())) > 20
-    assert write_run_report(tmp_path / "run").read_text().count("that the generator makes after task") == pictures
+    assert write_run_report(tmp_path / "run").read_text().count("from the generator after task") == pictures
 
 
 @pytest.mark.parametrize("method", ["gc", "bir"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from etag.experiments.store import create_method, tensors
 
 from etag.core.errors import EtagError
 from etag.core.random import Placement
@@ -12,7 +13,6 @@ from etag.engine.engine import Engine
 from etag.evaluation.evaluate import judge, predictions_pass
 from etag.evaluation.metrics import step_accuracies
 from etag.experiments.config import resolve
-from etag.experiments.store import create_method, tensors
 from etag.methods.registry import METHODS
 
 PAPER = [
@@ -144,7 +144,7 @@ EQUAL = {
         "fine",
         {},
     ),
-    **{name: ({"method.embedding.weight": 0}, name[1:], {}) for name in PAPER if METHODS[name].embeds},
+    **{name: ({"method.embedding.weight": 0}, name[1:], {}) for name in PAPER if METHODS[name].is_embedded},
     "etag": ({"method.embedding.weight": 0, "method.guidance": False}, "gfr", {}),
     "b1": ({}, "gfr", {}),
     "b2": ({}, "gfr", {"method.guidance": True}),
@@ -211,7 +211,7 @@ BAD = [
     ("il2m", {"method.exemplars": None}, "exemplars"),
     ("ewc", {"method.exemplars.per_class": 20}, "ewc keeps no exemplars: leave them out, or choose il2m"),
     ("etag", {"method.embedding.views": "jigsaw", "data.size": 15}, "set data.size=16"),
-    ("elwf", {"method.embedding.views": "color"}, "needs images of 3 channels, these have 1"),
+    ("elwf", {"method.embedding.views": "color"}, "need images with 3 channels, but these have 1"),
     ("epass", {"method.embedding.views": "jigsaw"}, "whose own views are rotation"),
     ("ewc", {"split": "b5-5x1"}, "choose a split whose tasks have two classes or more, or method.head=growing"),
     ("etag", {"method.embedding.num_aux": 7}, "3 or 4 are possible here"),

@@ -21,7 +21,7 @@ def test_a_variant_is_a_composition_of_what_it_derives_from():
 
 def test_the_prefix_is_there_for_every_method_that_is_none_itself():
     plain = {name for name in METHODS if len(lineage(METHODS[name])) == 1}
-    assert {name for name in METHODS if METHODS[name].embeds} == {f"e{name}" for name in plain}
+    assert {name for name in METHODS if METHODS[name].is_embedded} == {f"e{name}" for name in plain}
     assert "eetag" not in set(METHODS)
     with pytest.raises(EtagError, match="unknown method 'eetag'"):
         METHODS["eetag"]

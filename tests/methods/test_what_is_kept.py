@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-
-from tests.methods.copies import copies
 from etag.experiments.store import tensors
+from tests.methods.copies import copies
+
 from etag.methods.base import ROLES
 from etag.methods.registry import METHODS
 

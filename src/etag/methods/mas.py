@@ -1,5 +1,7 @@
 """MAS: memory aware synapses (Aljundi et al., 2018)."""
 
+from functools import partial
+
 from pydantic import Field, NonNegativeFloat
 
 from etag.core.outputs import require
@@ -44,6 +46,6 @@ class MAS(Method[MasOptions]):
         if task.index:
             terms.append(self.importance.penalty(self.solver, require(self.teacher), self.options.weight))
         yield self.solver_phase(task, terms)
-        images = self.importance.images(task, self.stream("importance"))
-        batches = self.pass_batches("importance", images, size=self.context.train.for_task(task.index).batch_size)
-        self.importance.add_task(task, (yield self.importance.data_pass(self.solver, batches)))
+        size = self.context.train.for_task(task.index).batch_size
+        batches = partial(self.pass_batches, "importance", size=size)
+        yield from self.importance.measure(task, self.solver, batches, self.stream("importance"))

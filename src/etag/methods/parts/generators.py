@@ -5,7 +5,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -20,9 +20,11 @@ from etag.core.work import Batch, ParameterGroup, Phase, Plan, Step, Term
 from etag.losses.classification import cross_entropy
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.classification import Scope, output_range
+from etag.models.cvae import ConditionalVAE
 from etag.models.heads import LinearHead
 from etag.models.initial import build
 from etag.models.solver import Frozen
+from etag.models.wgan import ConditionalWGAN
 
 Normal = Callable[[str, int], Tensor]  # standard normal draws for a purpose, with so many columns
 
@@ -84,16 +86,10 @@ class FeatureGenerator(ABC):
 
     @property
     def update_training(self) -> TrainOptions:
-        """How head and generator are trained on more images of known classes, for generators that can."""
+        """How head and generator are trained on more images of known classes; an error where they cannot be."""
         raise EtagError(
             f"a generator of this kind ({type(self).__name__}) cannot learn more of known classes: choose kind=cvae."
         )
-
-    def update(
-        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
-    ) -> Plan:
-        """Learn more features of known classes; only where `update_training` is defined."""
-        raise NotImplementedError
 
     @property
     def learns_after_last(self) -> bool:
@@ -105,20 +101,8 @@ class FeatureGenerator(ABC):
         return self.learns_after_last or task.seen < classes
 
 
-class Decoder(Protocol):
-    """What a network must offer to generate features."""
-
-    latent: int
-
-    def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Make room for new classes."""
-
-    def decode(self, latent: Tensor, labels: Tensor) -> Tensor:
-        """The features of latent codes and classes."""
-
-
 OptionsT = TypeVar("OptionsT", bound=NetworkOptions)
-N = TypeVar("N", bound=nn.Module)
+N = TypeVar("N", ConditionalVAE, ConditionalWGAN)
 
 
 class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
@@ -138,7 +122,7 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
 
     def add_classes(self, classes: int, stream: Stream) -> None:
         """Add rows for new classes."""
-        _decoder(self.network).grow(classes, stream.generator("generator"))
+        self.network.grow(classes, stream.generator("generator"))
 
     @torch.no_grad()
     def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
@@ -153,8 +137,7 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
 
     def decode(self, network: N, labels: Tensor, normal: Normal) -> Tensor:
         """Features of these classes: decoded codes from the prior."""
-        decoder = _decoder(network)
-        return decoder.decode(normal("replay codes", decoder.latent), labels)
+        return network.decode(normal("replay codes", network.latent), labels)
 
     @abstractmethod
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
@@ -184,26 +167,13 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
         return self.options.last_task
 
 
-def _decoder(network: Any) -> Decoder:
-    """The network as a Decoder, which the bound of a type variable cannot express besides nn.Module."""
-    decoder: Decoder = network
-    return decoder
-
-
-class FeatureSource(Protocol):
-    """Anything that generates features of old classes."""
-
-    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels and features of old classes, without gradient."""
-
-
-def replay_term(source: FeatureSource, task: Task, head: LinearHead, scope: Scope, weight: float) -> Term:
+def replay_term(generator: FeatureGenerator, task: Task, head: LinearHead, scope: Scope, weight: float) -> Term:
     """The second line of Eq. (5): the head's cross-entropy on generated features of old classes, as many as the
     batch has images."""
     first, end = output_range(scope, task)
 
     def compute(step: Step) -> Tensor:
-        labels, features = source.generate(step.batch, task, step.batch.total)
+        labels, features = generator.generate(step.batch, task, step.batch.total)
         return cross_entropy(head(features), labels, first, end)
 
     return Term("replay", compute, weight)

@@ -75,19 +75,13 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
     ) -> Plan:
         """Train, then measure what the decoder's mean leaves out, if that is stored."""
         yield from super().learn(task, features, weights, head, stream)
-        if self.network.residuals is not None:
+        if self.network.residuals is not None and task.new:
             self._fit_residuals(task, features, stream.child("residuals"))
 
     @property
     def update_training(self) -> TrainOptions:
         """As the generator is trained."""
         return self.options.train
-
-    def update(
-        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
-    ) -> Plan:
-        """The same training on features of known classes."""
-        yield self.phase(task, features, weights, head, stream.child("generator"))
 
     @torch.no_grad()
     def _fit_residuals(self, task: Task, cached: CachedFeatures, stream: Stream) -> None:
