@@ -261,9 +261,6 @@ class ModelDirectory:
         with self._readable():
             classifier = Classifier.empty(content["structure"])
             self._fill_classifier(classifier, content["tensors"]["classifier"])
-            for parameter in classifier.parameters():
-                if parameter.ndim == 4:
-                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
             return classifier.to(device).requires_grad_(False).eval(), About.from_plain(content)
 
     def load_learner(self, placement: Placement | None = None) -> tuple[AnyMethod, About]:

@@ -55,5 +55,8 @@ class Classifier(nn.Module):
             if not isinstance(answer, AnswerRule):
                 raise ValueError("it has no answer rule")
             classifier = cls(backbone, answer, model, channels, size, values["temperature"])
-        # the memory layout of convolutions is that of training, so that scores are equal to the last bit
-        return classifier.to_empty(device="cpu").to(memory_format=torch.channels_last).eval()
+        classifier.to_empty(device="cpu").eval()
+        for parameter in classifier.parameters():
+            if parameter.ndim == 4:  # the layout of training, so that scores are equal to the last bit
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        return classifier
