@@ -51,9 +51,7 @@ def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> L
     return listing
 
 
-def lesson_images(
-    listing: Listing, about: About, memory: int, workers: int, update: bool = False
-) -> LessonImages:
+def lesson_images(listing: Listing, about: About, memory: int, workers: int, update: bool = False) -> LessonImages:
     """A lesson from files, as the model needs them: every fifth image of each class is held out; decoded now if they
     fit into `memory` MiB."""
     names, side = tuple(listing), about.preprocess.size
