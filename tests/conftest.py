@@ -57,7 +57,8 @@ def runtime():
 # e-variants run the same code again: those that the paper does not have, and two that it has, are marked as slow
 EVERY_METHOD = [
     pytest.param(name, marks=pytest.mark.slow)
-    if METHODS[name].is_embedded and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
+    if METHODS[name].is_embedded
+    and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
     else name
     for name in METHODS
 ]

@@ -1,7 +1,8 @@
-"""Bundles of seconds: digits as folders of small images."""
+"""Models of seconds: digits as folders of small images."""
 
 import io
 import json
+import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Done:
 
 
 def etag(*words, stdin=""):
-    """The command line as a user has it, in this process: importing torch each time would take longest of all."""
+    """Run the command line in this process: importing torch each time would take longest of all."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["etag", *map(str, words)])
@@ -49,7 +50,7 @@ def digits_folder(tmp_path_factory):
     images, labels = load_digits(return_X_y=True)
     home = tmp_path_factory.mktemp("images")
 
-    def make(name, digits, first=0, count=25):
+    def write(name, digits, first=0, count=25):
         for digit in digits:
             rows = images[labels == digit][first : first + count]
             folder = home / name / f"digit {digit}"
@@ -59,13 +60,13 @@ def digits_folder(tmp_path_factory):
                     Image.fromarray((row.reshape(8, 8) * 15.9).astype("uint8")).save(folder / f"{place:03}.png")
         return home / name
 
-    return make
+    return write
 
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory, digits_folder):
-    """A bundle that learned 0 to 2, then 3 and 4; nobody may change it."""
-    home = tmp_path_factory.mktemp("bundles")
+    """A model that learned 0 to 2, then 3 and 4; tests must not change it."""
+    home = tmp_path_factory.mktemp("models")
     for name, digits in (("first", (0, 1, 2)), ("second", (3, 4))):
         words = settings() if name == "first" else ["--set", "train.steps=40"]
         done = etag("learn", home / "model", digits_folder(name, digits), *words)
@@ -73,7 +74,22 @@ def learned(tmp_path_factory, digits_folder):
     return home / "model"
 
 
-def said(done):
+@pytest.fixture
+def copied(learned, tmp_path):
+    """A copy of `learned` that a test may change."""
+    shutil.copytree(learned, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refused(done):
+    """The one sentence with which a command ended in exit code 2."""
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
+def printed(done):
     """What a command printed as JSON."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from etag.experiments.store import RunDirectory, create_method, tensors
 
 from etag.core.options import RuntimeOptions
 from etag.data.scenario import build_scenario
@@ -19,7 +20,6 @@ from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import resolve
 from etag.experiments.run import run
-from etag.experiments.store import RunDirectory, create_method, tensors
 
 SETTINGS = {
     "data.train_per_class": 24,

@@ -214,7 +214,7 @@ BAD = [
     ("il2m", {"method.exemplars": None}, "exemplars"),
     ("ewc", {"method.exemplars.per_class": 20}, "ewc stores no exemplars: leave method.exemplars out"),
     ("etag", {"method.embedding.views": "jigsaw", "data.size": 15}, "set data.size=16"),
-    ("elwf", {"method.embedding.views": "color"}, "needs images of 3 channels, these have 1"),
+    ("elwf", {"method.embedding.views": "color"}, "need images with 3 channels, but these have 1"),
     ("epass", {"method.embedding.views": "jigsaw"}, "whose own views are rotation"),
     ("ewc", {"split": "b5-5x1"}, "choose a split with two or more classes per task, or method.head.per_task=false"),
     ("etag", {"method.embedding.views_per_image": 5}, "views_per_image=5 is too many: rotation has 4 views"),

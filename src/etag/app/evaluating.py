@@ -44,7 +44,7 @@ def evaluate_folder(
     listing = list_classes(folder, fewest=1)
     if unknown_names := [name for name in listing if name not in about.classes]:
         raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(unknown_names)}.")
-    images = as_images(listing, tuple(listing), workers).resized(about.preprocess.size)
+    images = as_images(listing, tuple(listing), workers, about.channels).resized(about.preprocess.size)
     place = torch.tensor([about.classes.index(name) for name in listing])
     labels, likely = place[images.labels], _all(classifier, about, images)
     predicted, classes = likely.argmax(1), len(about.classes)
@@ -67,7 +67,7 @@ def evaluate_folder(
 
 def _all(classifier: Classifier, about: About, images: FileImages) -> Tensor:
     rows, unreadable = [], []
-    for _, pixels, failed in images.readable(torch.split(torch.arange(len(images)), BATCH)):
+    for _, pixels, failed in images.decode_batches(torch.split(torch.arange(len(images)), BATCH)):
         rows.append(probabilities(classifier, about, pixels))
         unreadable += failed
     if unreadable:

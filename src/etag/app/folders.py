@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.decode import ENDINGS
-from etag.data.folders import Listing, as_images, list_classes, list_images, split_off
-from etag.data.images import FileImages, MemoryImages
-from etag.learner.model_directory import Name
+from etag.data.folders import Listing, as_images, hold_out_files, list_classes, list_images
+from etag.data.images import FileImages, MemoryImages, load_into_memory
+from etag.learner.model_directory import About, Name
 
 
 @dataclass(frozen=True)
@@ -51,17 +49,15 @@ def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> L
     return listing
 
 
-def lesson_images(listing: Listing, side: int, memory: int, workers: int, update: bool = False) -> LessonImages:
-    """A lesson from files: every fifth image of each class is held out; decoded now if they fit into `memory` MiB."""
-    names = tuple(listing)
-    train, held_out = (as_images(part, names, workers).resized(side) for part in split_off(listing))
+def lesson_images(listing: Listing, about: About, memory: int, workers: int, update: bool = False) -> LessonImages:
+    """A lesson from files, as the model needs them: every fifth image of each class is held out; decoded now if they
+    fit into `memory` MiB."""
+    names, side = tuple(listing), about.preprocess.size
+    train, held_out = (
+        as_images(part, names, workers, about.channels).resized(side) for part in hold_out_files(listing)
+    )
     mark = json.dumps([side, {name: [_mark(file) for file in files] for name, files in listing.items()}])
-    fingerprint = checksum(mark.encode())
-    if train.nbytes + held_out.nbytes > memory * 2**20:
-        return LessonImages(train, held_out, names, fingerprint, update)
-    both, rows = train.join([held_out]).in_memory(), torch.arange(len(train) + len(held_out))
-    count = len(train)
-    return LessonImages(both.select(rows[:count]), both.select(rows[count:]), names, fingerprint, update)
+    return LessonImages(*load_into_memory(train, held_out, memory), names, checksum(mark.encode()), update)
 
 
 def _mark(file: str) -> list[Any]:

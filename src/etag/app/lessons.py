@@ -17,6 +17,7 @@ from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
 from etag.core.text import duration
+from etag.core.work import Callback
 from etag.data.preprocess import Preprocess
 from etag.data.sources.folder import MEAN, STD
 from etag.engine.progress import ProgressBars
@@ -24,7 +25,8 @@ from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import RunConfig, resolve
 from etag.experiments.estimate import seconds_of_task
 from etag.learner.calibration import Calibration
-from etag.learner.config import LearnerConfig, create_method
+from etag.learner.callbacks import create_callbacks
+from etag.learner.config import OPEN_END, LearnerConfig, create_method
 from etag.learner.learner import Learner, LessonPlan, silent
 from etag.learner.model_directory import About, Lesson, ModelDirectory, Name
 from etag.learner.stopping import Stop
@@ -60,6 +62,7 @@ def learn_folder(
 ) -> LessonResult | None:
     """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing."""
     directory = ModelDirectory(model)
+    _check_finished(model)
     with directory.locked():
         about = open_to_learn(directory) if directory.exists() else None
         if update and about is None:
@@ -72,15 +75,13 @@ def learn_folder(
             )
         else:
             about, config = resume(about, len(files), given, settings)
-        images = lesson_images(listing, about.preprocess.size, config.data.memory, config.data.workers, update)
+        images = lesson_images(listing, about, config.data.memory, config.data.workers, update)
         _announce(directory, about, config, images, say)
         return None if dry_run else learn(directory, about, images, config.runtime, verbose=verbose)
 
 
 def open_to_learn(directory: ModelDirectory) -> About:
     """What is known of a model that is about to learn more; raises an error if it cannot."""
-    if (directory.path / "config.yaml").is_file() and not (directory.path / "metrics.json").is_file():
-        raise EtagError(f"'{directory.path}' holds an unfinished run: finish it with `etag run` first.")
     about = directory.about()
     _check_method(about.learner_config())
     if about.expected_classes is None:
@@ -91,6 +92,12 @@ def open_to_learn(directory: ModelDirectory) -> About:
             f"'{directory.path}' cannot learn more: its run left the generator untrained after the last task."
         )
     return replace(about, expected_classes=None)
+
+
+def _check_finished(model: Path) -> None:
+    """Raise an error if the directory belongs to a run that is not finished, whether or not it has a version yet."""
+    if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
+        raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
 
 
 def begin(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[About, RunConfig]:
@@ -172,9 +179,13 @@ def _lesson(
     plan = LessonPlan(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
     with ExitStack() as stack:
         stack.enter_context(stop.on_signals(say))
-        bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
-        stack.callback(bars.close)
-        learner = Learner(method, runtime, directory, about, [bars], stop=stop, say=say)
+        callbacks: list[Callback] = []
+        if runtime.leader:
+            bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
+            callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
+        for callback in callbacks:
+            stack.callback(callback.close)
+        learner = Learner(method, runtime, directory, about, callbacks, stop=stop, say=say)
         evaluation = learner.learn(task, plan)
     assert learner.calibration is not None
     rows = {name: evaluation.confusion[learner.about.classes.index(name)] for name in images.names}
@@ -193,7 +204,8 @@ def _prepared(
     config = about.learner_config()
     if directory.exists():
         method, _ = directory.load_learner(runtime.placement)
-        method.context = replace(method.context, train=config.train)
+        classes = about.expected_classes or OPEN_END  # a run knew how many there would be; now more follow
+        method.context = replace(method.context, train=config.train, classes=classes)
     else:
         method = create_method(config, runtime.placement, about.preprocess, channels=about.channels)
         if loaded := method.load_weights():

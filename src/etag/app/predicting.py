@@ -34,8 +34,9 @@ def probabilities(classifier: Classifier, about: About, pixels: Tensor) -> Tenso
 
 
 def unlabeled_images(files: Sequence[str], about: About, workers: int) -> FileImages:
-    """Files as images of the model's size, without labels."""
-    return FileImages(np.array(files), torch.zeros(len(files)).long(), about.preprocess.size, workers)
+    """Files as images of the model's size and channels, without labels."""
+    labels = torch.zeros(len(files)).long()
+    return FileImages(np.array(files), labels, about.preprocess.size, workers, about.channels)
 
 
 def predict_files(
@@ -53,7 +54,7 @@ def predict_files(
     """
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
-    for batch, (rows, pixels, complaints) in zip(batches, images.readable(batches), strict=True):
+    for batch, (rows, pixels, complaints) in zip(batches, images.decode_batches(batches), strict=True):
         found = dict(zip(rows.tolist(), probabilities(classifier, about, pixels), strict=True))
         reasons = iter(complaints)
         for row in batch.tolist():

@@ -28,7 +28,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path, self.model = path, ModelDirectory(path)
         self.config, self.metrics = path / "config.yaml", path / "metrics.json"
-        self.steps = path / "steps.jsonl"
+        self.steps, self.versions = path / "steps.jsonl", path / "versions"
         self.features = path / "features"  # of some test images, one file per task
         self.generated = path / "generated"  # images that show what a generator generates, one file per task
 
@@ -58,11 +58,12 @@ class RunDirectory:
         if self._content():
             if not restart:
                 self.check(config)
+                self.versions.mkdir(exist_ok=True)  # a killed process may have come no further than `config`
                 return
             for path in self._content():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         write_atomically(self.config, yaml.write(config.plain()))
-        (self.path / "versions").mkdir()
+        self.versions.mkdir()
 
     def finished(self, config: RunConfig) -> bool:
         """Whether it holds this run, complete."""
@@ -103,7 +104,7 @@ class RunDirectory:
     def save_features(self, task: int, features: Tensor, labels: Tensor) -> None:
         """Save features of test images after a task."""
         buffer = BytesIO()
-        np.savez_compressed(buffer, features=features.float().cpu().numpy(), labels=labels.cpu().numpy())
+        np.savez_compressed(buffer, features=features.half().cpu().numpy(), labels=labels.cpu().numpy())
         self.features.mkdir(exist_ok=True)
         write_atomically(self.features / f"task-{task + 1:03}.npz", buffer.getvalue())
 

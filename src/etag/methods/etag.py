@@ -174,7 +174,7 @@ class ETag(Method[EtagOptions]):
         given = len(set(features.labels.tolist()))
         weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance)}
         weights["match"] = max(1, task.seen - given) / given
-        yield from generator.update(task, features, weights, self.solver.head, stream)
+        yield from generator.learn(task, features, weights, self.solver.head, stream)
 
     @property
     def skips_last_task(self) -> bool:

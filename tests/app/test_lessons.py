@@ -1,0 +1,122 @@
+"""Lessons through the command line: learn, learn more, update, forget, roll back."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.app.conftest import etag, printed, refused, settings
+
+from etag.app.predicting import probabilities
+from etag.data.folders import list_images
+from etag.learner.model_directory import ModelDirectory
+
+
+def test_what_is_known_after_two_lessons(learned):
+    about = printed(etag("info", learned, "--json"))
+    assert about["classes"] == [f"digit {digit}" for digit in range(5)]
+    assert about["task_sizes"] == [3, 2]
+    assert [lesson["kind"] for lesson in about["history"]] == ["learn", "learn"]
+    assert [lesson["images"] for lesson in about["history"]] == [60, 40]
+    assert about["versions"] == [1, 2]
+    text = etag("info", learned).stdout
+    assert "no image is stored" in text
+    assert "no guarantee" in text
+    assert "digit 3, digit 4" in text
+
+
+def test_a_rolled_back_model_predicts_as_before_and_learns_from_there(copied, digits_folder):
+    done = etag("models", "rollback", copied)
+    assert "version 1 again" in done.stdout
+    assert printed(etag("info", copied, "--json"))["classes"] == ["digit 0", "digit 1", "digit 2"]
+    assert "no version before 1" in refused(etag("models", "rollback", copied))
+    assert etag("learn", copied, digits_folder("third", (5, 6)), "--set", "train.steps=4").returncode == 0
+    about = printed(etag("info", copied, "--json"))
+    assert about["classes"] == ["digit 0", "digit 1", "digit 2", "digit 5", "digit 6"]
+    assert about["version"] == 3
+
+
+def test_more_images_of_known_classes(copied, digits_folder):
+    more = digits_folder("more", (1, 4), first=40, count=30)
+    before, _ = ModelDirectory(copied).load_learner()
+    assert "known already (digit 1, digit 4): remove them, or pass their images with --update" in refused(
+        etag("learn", copied, more)
+    )
+    done = etag("learn", copied, more, "--update")
+    assert done.returncode == 0, done.stderr
+    about = printed(etag("info", copied, "--json"))
+    assert about["history"][-1]["kind"] == "update"
+    assert about["history"][-1]["classes"] == ["digit 1", "digit 4"]
+    assert about["classes"] == [f"digit {digit}" for digit in range(5)]
+    after, _ = ModelDirectory(copied).load_learner()
+    old, now = before.solver.state_dict(), after.solver.state_dict()
+    assert all(torch.equal(old[name], now[name]) for name in old if name.startswith("backbone")), "it is not trained"
+    assert not torch.equal(old["head.blocks.0.weight"], now["head.blocks.0.weight"])
+    assert "these are new: digit 5, digit 6" in refused(
+        etag("learn", copied, digits_folder("third", (5, 6)), "--update")
+    )
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("digit 1", [2, 2]), ("digit 4", [3, 1])])
+def test_a_class_can_be_forgotten(copied, digits_folder, name, sizes):
+    files = list_images(digits_folder("test", range(5), first=100, count=20))
+    classifier, about = ModelDirectory(copied).load_classifier()
+    pixels = torch.randint(0, 256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    before, removed = probabilities(classifier, about, pixels), about.classes.index(name)
+    done = etag("forget", copied, name)
+    assert done.returncode == 0, done.stderr
+    directory = ModelDirectory(copied)
+    assert directory.versions == [3], "older versions know it still"
+    classifier, about = directory.load_classifier()
+    assert list(about.task_sizes) == sizes
+    others = [place for place in range(5) if place != removed]
+    renormalized = before[:, others] / before[:, others].sum(1, keepdim=True)
+    torch.testing.assert_close(probabilities(classifier, about, pixels), renormalized, rtol=1e-4, atol=1e-5)
+    assert name not in json.dumps(printed(etag("info", copied, "--json")))
+    assert name not in etag("predict", copied, *files, "--format", "csv").stdout.replace(f"/{name}/", "/")
+    method, _ = directory.load_learner()
+    assert len(method.generator.network.decoder_in.rows) == 4
+    on = etag("learn", copied, digits_folder("third", (5, 6)), "--set", "train.steps=4")
+    assert on.returncode == 0, on.stderr
+    assert f"knows no class '{name}'" in refused(etag("forget", copied, name))
+
+
+def test_a_dry_run_prints_what_would_be_done_and_leaves_no_model(digits_folder, tmp_path):
+    done = etag("learn", tmp_path / "model", digits_folder("first", (0, 1, 2)), *settings(), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "3 new classes: 60 images to train on, 15 held out; 8x8 pixels" in done.stdout
+    assert "this should take about" in done.stdout
+    assert not ModelDirectory(tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("method", ["gfr", "fine", "lwf", "lucir", "il2m", "pass", "gc", "dgr"])
+def test_other_methods_learn_lessons_too(digits_folder, tmp_path, method):
+    own = {
+        "gfr": ["method.generator.train.steps=20", "method.generator.feature_passes=1"],
+        "gc": ["method.generator.train.steps=20", "method.features.passes=1"],
+        "dgr": ["method.generator.train.steps=20"],
+    }.get(method, [])
+    words = settings(*own, "train.steps=6", "train.base={steps: 6}", generator=False)
+    for folder, more in (("first", ["--method", method, *words]), ("second", ["--set", "train.steps=6"])):
+        digits = (0, 1, 2) if folder == "first" else (3, 4)
+        done = etag("learn", tmp_path / "model", digits_folder(folder, digits), *more)
+        assert done.returncode == 0, done.stderr
+    stored = "images are stored" if method in ("lucir", "il2m") else "no image is stored"
+    assert stored in etag("info", tmp_path / "model").stdout
+    found = printed(etag("evaluate", tmp_path / "model", digits_folder("second", (3, 4)), "--json"))
+    assert found["images"] == 50
+
+
+def test_training_starts_from_given_weights(learned, digits_folder, tmp_path):
+    classifier, _ = ModelDirectory(learned).load_classifier()
+    given = {name: value.contiguous() for name, value in classifier.backbone.state_dict().items()}
+    save_file(given, tmp_path / "weights.safetensors")
+    frozen = settings("train.lr=1e-9", "train.base={steps: 1, lr: 1e-9}", "train.weight_decay=0")
+    folder = digits_folder("third", (5, 6))
+    done = etag("learn", tmp_path / "m", folder, "--weights", tmp_path / "weights.safetensors", *frozen)
+    assert done.returncode == 0, done.stderr
+    assert "weights.safetensors" in done.stdout
+    found = ModelDirectory(tmp_path / "m").load_classifier()[0].backbone.state_dict()
+    for name, value in given.items():
+        if value.is_floating_point() and "running" not in name:
+            torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)

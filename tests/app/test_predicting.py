@@ -1,0 +1,138 @@
+"""Predicting: files, folders, patterns and lists; what is rejected; what is read."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from tests.app.conftest import etag, printed, refused
+
+from etag.app.predicting import predict_files, probabilities
+from etag.data.folders import list_images
+from etag.learner.model_directory import ModelDirectory
+
+
+def test_predicting_reads_nothing_that_only_learning_needs(copied, digits_folder):
+    files = list_images(digits_folder("test", range(5), first=100, count=20))
+    before = etag("predict", copied, *files[:7], "--format", "csv")
+    assert before.returncode == 0, before.stderr
+    names = json.loads((copied / "versions" / "2" / "about.json").read_text())["tensors"]
+    assert set(names["classifier"]) == {"backbone", "answer"}
+    assert set(names["learner"]) == {"solver", "generator"}
+    solver = load_file(copied / "tensors" / f"{names['learner']['solver']}.safetensors")
+    assert solver, "the auxiliary classifiers"
+    assert all(name.startswith("auxiliaries.") for name in solver), "the classifier's own tensors are stored once"
+    for file in names["learner"].values():
+        (copied / "tensors" / f"{file}.safetensors").unlink()
+    assert etag("predict", copied, *files[:7], "--format", "csv").stdout == before.stdout
+    assert "cannot be read" in refused(etag("learn", copied, digits_folder("third", (5, 6))))
+
+
+def test_a_stripped_model_predicts_but_does_not_learn(copied, digits_folder):
+    files = list_images(digits_folder("test", range(5), first=100, count=20))
+    before = etag("predict", copied, *files, "--format", "csv").stdout
+    done = etag("models", "strip", copied)
+    assert done.returncode == 0, done.stderr
+    assert "can predict but no longer learn" in done.stdout
+    assert etag("predict", copied, *files, "--format", "csv").stdout == before
+    assert len(list((copied / "tensors").iterdir())) == 2, "backbone and answer rule"
+    assert printed(etag("info", copied, "--json"))["bytes"]["learner"] == 0
+    for words in ([], ["--update"]):
+        folder = digits_folder("more", (1, 4), first=40, count=30) if words else digits_folder("third", (5, 6))
+        message = refused(etag("learn", copied, folder, *words))
+        assert "can predict but not learn: its generator, solver was removed. Start a new model." in message
+    assert "can predict but not learn" in refused(etag("forget", copied, "digit 1"))
+
+
+def test_loading_a_classifier_builds_no_method_and_reads_about_json_once(copied, digits_folder, monkeypatch):
+    from etag.learner import config, model_directory
+    from etag.methods.registry import MethodRegistry
+
+    def never(*_, **__):
+        raise AssertionError("no method may be built or looked up")
+
+    for owner, name in (
+        (model_directory, "create_method"),
+        (config, "create_method"),
+        (MethodRegistry, "__getitem__"),
+    ):
+        monkeypatch.setattr(owner, name, never)
+    reads, read_text = [], Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *more, **named: reads.append(path.name) or read_text(path, *more, **named)
+    )
+    state = torch.get_rng_state()
+    classifier, _ = ModelDirectory(copied).load_classifier()
+    assert reads.count("about.json") == 1
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn"
+    assert not classifier.training
+    assert not any(parameter.requires_grad for parameter in classifier.parameters())
+    reads.clear()
+    files = list_images(digits_folder("test", range(5), first=100, count=20))
+    assert etag("predict", copied, *files[:3]).returncode == 0
+    assert reads.count("about.json") == 1
+
+
+def test_a_classifier_returns_log_probabilities(learned):
+    classifier, about = ModelDirectory(learned).load_classifier()
+    pixels = torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    found = classifier(about.preprocess.test(pixels))
+    torch.testing.assert_close(found.logsumexp(1), torch.zeros(5), atol=1e-5, rtol=0)
+    assert classifier.temperature == about.temperature != 1.0
+    torch.testing.assert_close(probabilities(classifier, about, pixels), found.exp())
+
+
+def test_predictions_in_all_forms_from_files_folders_patterns_and_lists(learned, digits_folder):
+    folder = digits_folder("test", range(5), first=100, count=20)
+    files = list_images(folder)
+    table = list(csv.DictReader(io.StringIO(etag("predict", learned, folder, "--format", "csv").stdout)))
+    assert [row["path"] for row in table] == files
+    assert set(table[0]) == {"path", "class", "probability"}
+    assert all(0 < float(row["probability"]) <= 1 for row in table)
+    by_pattern = etag("predict", learned, str(folder / "digit 3" / "*.png"), "--format", "csv").stdout
+    from_list = etag("predict", learned, "--format", "csv", stdin="\n".join(files[60:80]) + "\n").stdout
+    assert by_pattern == from_list
+    assert len(by_pattern.splitlines()) == 21
+    lines = etag("predict", learned, files[0], "--format", "json", "--top", 3).stdout.splitlines()
+    predictions = json.loads(lines[0])["predictions"]
+    assert len(predictions) == 3
+    likely = [prediction["probability"] for prediction in predictions]
+    assert likely == sorted(likely, reverse=True)
+    assert predictions[0]["class"] == table[0]["class"]
+    assert files[0] in etag("predict", learned, files[0]).stdout
+
+
+def test_files_that_cannot_be_read_do_not_stop_the_rest(learned, digits_folder, tmp_path):
+    good = list_images(digits_folder("test", range(5), first=100, count=20))[:2]
+    (tmp_path / "bad.png").write_bytes(b"no image at all")
+    done = etag(
+        "predict", learned, good[0], tmp_path / "bad.png", tmp_path / "missing.png", good[1], "--format", "csv"
+    )
+    assert done.returncode == 1
+    assert [row["path"] for row in csv.DictReader(io.StringIO(done.stdout))] == good
+    assert f"{tmp_path / 'bad.png'} cannot be read: not an image." in done.stderr
+    assert f"{tmp_path / 'missing.png'} cannot be read: no longer there." in done.stderr
+
+
+def test_what_is_unlike_all_classes_can_be_rejected(learned, digits_folder):
+    files = list_images(digits_folder("test", range(5), first=100, count=20))
+    classifier, about = ModelDirectory(learned).load_classifier()
+    predictions = list(predict_files(classifier, about, files, reject=True))
+    rejected = [prediction for prediction in predictions if not prediction.classes]
+    plain = {prediction.path: prediction for prediction in predict_files(classifier, about, files)}
+    assert all(plain[prediction.path].probabilities[0] < about.threshold for prediction in rejected)
+    assert len(rejected) < 50, "most images of known classes pass"
+    assert sum(plain[prediction.path].probabilities[0] >= about.threshold for prediction in predictions) == 100 - len(
+        rejected
+    )
+
+
+def test_probabilities_do_not_depend_on_the_batch(learned):
+    classifier, about = ModelDirectory(learned).load_classifier()
+    pixels = torch.randint(0, 256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    together = probabilities(classifier, about, pixels)
+    torch.testing.assert_close(together.sum(1), torch.ones(9))
+    apart = torch.cat([probabilities(classifier, about, row[None]) for row in pixels])
+    torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-6)
