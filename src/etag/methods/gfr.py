@@ -22,6 +22,7 @@ class GfrOptions(EtagOptions):
     "gfr",
     MethodInfo(
         title="GFR",
+        color="#0072B2",
         summary="feature distillation, and features of old classes replayed by a generator",
         source="Liu et al., 2020; generator as in the eTag paper",
         stores="solver, generator; one row per class in head and generator",
