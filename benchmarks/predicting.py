@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from etag.app.bundle import Classifier, new_method
 from PIL import Image
 
-from etag.app.bundle import Classifier, new_method
 from etag.app.lessons import begin
 from etag.app.predicting import BATCH, predict_files, probabilities, unlabeled_images
 from etag.core.random import Placement
@@ -70,7 +70,7 @@ def main() -> None:
         for place, file in enumerate(files):
             Image.fromarray(np.ascontiguousarray(pixels[place % len(pixels)].permute(1, 2, 0).numpy())).save(file)
         batches = torch.split(torch.arange(len(files)), BATCH)
-        decoding = seconds(lambda: list(unlabeled_images(files, about, 1).readable(batches)))
+        decoding = seconds(lambda: list(unlabeled_images(files, about, 1).decode_batches(batches)))
         answering = seconds(lambda: list(predict_files(classifier, about, files, workers=1)))
         alone = fastest["predict"] * options.files / options.images
     print(f"{options.files} files: decoding alone {decoding:.2f} s, answers alone {alone:.2f} s, ", end="")

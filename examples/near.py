@@ -1,6 +1,7 @@
-"""A method of one's own: stay near the old features. Run it by `etag run --plugin examples/near.py --method near`."""
+"""A method of your own: stay near the old features. `etag run --plugin examples/near.py --method near` runs it."""
 
 from pydantic import Field, NonNegativeFloat
+from torch import Tensor
 
 from etag.core.outputs import Need, require
 from etag.core.scenario import Task
@@ -11,25 +12,23 @@ from etag.methods.registry import method
 
 
 class NearOptions(MethodOptions):
-    """Its own option."""
+    """Options of the example: what every method has, and one more."""
 
-    weight: NonNegativeFloat = Field(1.0, description="of the distance to the old features")
+    weight: NonNegativeFloat = Field(1.0, description="weight of the distance to the old features")
 
 
-def distance(step: Step):
-    """How far the student's features are from the teacher's."""
+def distance(step: Step) -> Tensor:
+    """Mean distance between the features of student and teacher."""
     return feature_distance(require(step.student.feature), require(step.teacher.feature))
 
 
-@method("near", MethodInfo("feature distillation", "an example", "solver"))
-class Near(Method):
-    """Cross-entropy, and after the base task the distance of the features."""
+@method("near", MethodInfo("Near", "feature distillation", source="an example", stores="solver"))
+class Near(Method[NearOptions]):
+    """Cross-entropy; after the base task also the distance of the features."""
 
     Options = NearOptions
 
     def phases(self, task: Task) -> Plan:
-        """One phase."""
+        """Train the solver."""
         near = Term("near", distance, self.options.weight, student=Need.FEATURE, teacher=Need.FEATURE)
-        yield self.solver_phase(
-            task, [self.classification(task), near] if task.index else [self.classification(task)]
-        )
+        yield self.solver_phase(task, [self.cross_entropy(task), near] if task.index else [self.cross_entropy(task)])

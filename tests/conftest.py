@@ -57,7 +57,8 @@ def runtime():
 # e-variants run the same code again: those that the paper does not have, and two that it has, are marked as slow
 EVERY_METHOD = [
     pytest.param(name, marks=pytest.mark.slow)
-    if METHODS[name].is_embedded and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
+    if METHODS[name].is_embedded
+    and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
     else name
     for name in METHODS
 ]
@@ -109,7 +110,11 @@ class Lab:
                 options = small | options | {"generator": small["generator"] | options.get("generator", {})}
         self.method = cls(cls.Options.model_validate(options), self.context)
         self.engine = Engine(runtime)
-        self.learner = Learner(self.method, runtime, engine=self.engine)
+
+    @property
+    def learner(self):
+        """A learner for the method and the engine as they are now; it saves nothing."""
+        return Learner(self.method, self.engine.runtime, engine=self.engine)
 
     def task(self, index):
         """The task with the images that the method may see."""

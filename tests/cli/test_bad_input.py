@@ -98,7 +98,7 @@ TABLE = [
     (empty, "holds no classes"),
     (one_class, "holds a single class, 'cat'"),
     (class_without_images, "classes without images (empty)"),
-    (mixed_sizes, "say which side to resize them to with --set data.size=N"),
+    (mixed_sizes, "set the side to resize them to with --set data.size=N"),
     (too_small, "images of 4x4 pixels are too small for the backbone resnet18"),
     (one_image, "classes with a single image (cat, dog)"),
     (exploding, "the loss term 'ce' became"),

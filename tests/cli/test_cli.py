@@ -71,7 +71,7 @@ def test_run_writes_a_directory_with_a_report_and_a_comparison_can_be_made(folde
     assert "\x1b" not in done.stdout, "no control codes off a terminal"
     assert done.stderr == ""
     etag("run", "--method", "joint", *SMALL, "--seed", 2, "--out", "other", cwd=folder)
-    compared = etag("report", where, "other", "--out", "page.html", "--picture", "curves.png", cwd=folder)
+    compared = etag("report", where, "other", "--out", "page.html", "--figure", "curves.png", cwd=folder)
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert compared.returncode == 0, compared.stderr
     assert "Joint" in (folder / "page.html").read_text()
@@ -91,7 +91,7 @@ def test_run_writes_a_directory_with_a_report_and_a_comparison_can_be_made(folde
         (["run", "--set", "data.order=missing.txt"], "cannot be read"),
         (["run", "--set", "data.path=/no/such/folder", "--data", "cifar100"], "/no/such/folder"),
         (["report", "nowhere"], "nowhere"),
-        (["report", "runs", "--picture", "curves.txt"], "must end in .svg, .pdf or .png"),
+        (["report", "runs", "--figure", "curves.txt"], "must end in .svg, .pdf or .png"),
     ],
 )
 def test_mistakes_end_in_one_sentence_and_exit_code_2(words, says, folder):

@@ -17,7 +17,7 @@ def test_the_same_key_gives_the_same_numbers():
     assert torch.equal(numbers(Stream.root(3).child("solver", 1)), numbers(Stream.root(3).child("solver", 1)))
 
 
-def test_a_name_may_be_given_at_once_or_in_steps():
+def test_a_name_can_be_given_at_once_or_in_steps():
     whole = numbers(Stream.root(3), "task", 1, "solver")
     assert torch.equal(whole, numbers(Stream.root(3).child("task").child(1), "solver"))
 
@@ -36,7 +36,7 @@ def test_every_part_of_the_key_counts():
     assert len(set(drawn)) == len(drawn)
 
 
-def test_drawing_from_one_child_never_shifts_another():
+def test_drawing_from_one_child_does_not_change_another():
     stream = Stream.root(0)
     alone = numbers(stream.child("b"))
     for purpose in ("a", "c"):
@@ -44,11 +44,11 @@ def test_drawing_from_one_child_never_shifts_another():
     assert torch.equal(numbers(stream.child("b")), alone)
 
 
-def test_nothing_touches_a_global_generator(lab):
+def test_training_does_not_use_global_random_generators(lab):
     def states():
         return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
 
-    lab("etag")  # some libraries draw when they are first imported
+    lab("etag")  # some libraries draw random numbers when they are first imported
     before = states()
     laboratory = lab("etag")
     laboratory.learn(0, 1)
@@ -76,7 +76,7 @@ def test_shares_partition_the_rows_evenly(rows, world):
     ids=["normal", "integers", "order"],
 )
 @pytest.mark.parametrize("rows", [12, 7])
-def test_draws_of_several_processes_are_those_of_one(draw, world, rows):
+def test_draws_of_several_processes_equal_those_of_one(draw, world, rows):
     stream = Stream.root(0).child("step", 5)
     several = [draw(Draws(stream, Placement(rank=rank, world=world)), rows) for rank in range(world)]
     assert torch.equal(torch.cat(several), draw(Draws(stream), rows))
@@ -88,16 +88,16 @@ def test_draws_differ_by_purpose_and_repeat_within_one():
     assert not torch.equal(draws.normal("codes", 4, 2), draws.normal("noise", 4, 2))
 
 
-def test_integers_fill_their_range_and_no_more():
+def test_integers_cover_exactly_their_range():
     assert set(Draws(Stream.root(0)).integers("labels", 3, 6, 200).tolist()) == {3, 4, 5}
 
 
 @given(rows=st.integers(0, 300))
-def test_an_order_has_every_place_once(rows):
+def test_order_has_every_position_once(rows):
     assert sorted(Draws(Stream.root(0)).order("views", rows).tolist()) == list(range(rows))
 
 
-def test_an_order_is_random_and_differs_by_purpose_and_step():
+def test_order_is_random_and_differs_by_purpose_and_step():
     stream = Stream.root(0)
     drawn = [Draws(stream.child(step)).order(purpose, 40).tolist() for step in (0, 1) for purpose in ("views", "x")]
     assert list(range(40)) not in drawn
@@ -105,8 +105,8 @@ def test_an_order_is_random_and_differs_by_purpose_and_step():
     assert Draws(stream.child(0)).order("views", 40).tolist() == drawn[0]
 
 
-def test_an_order_stays_on_the_cpu():
-    elsewhere = Placement(torch.device("meta"), rank=1, world=2)
-    draws = Draws(Stream.root(0), elsewhere)
+def test_order_stays_on_the_cpu():
+    placement = Placement(torch.device("meta"), rank=1, world=2)
+    draws = Draws(Stream.root(0), placement)
     assert draws.order("views", 8).device.type == "cpu"
     assert draws.integers("labels", 0, 3, 8).device.type == "meta"

@@ -13,7 +13,7 @@ def noise(seed=0, width=8, height=8):
 
 
 def write_picture(path, seed=0, width=8, height=8):
-    """Noise in a file, in the format of its ending; losslessly, but for JPEG. Returns the pixels."""
+    """Write noise in the format of the file's ending, lossless except for JPEG; return the pixels."""
     pixels = noise(seed, width, height)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path, **({"lossless": True} if path.suffix.lower() == ".webp" else {}))
@@ -21,20 +21,20 @@ def write_picture(path, seed=0, width=8, height=8):
 
 
 def write_classes(root, *paths, seed=0):
-    """Different pictures at these paths below a folder."""
+    """Write different images to these paths below a folder; return the folder."""
     for number, path in enumerate(paths):
         write_picture(root / path, seed=seed + number)
     return root
 
 
 def png_of(width, height, bits=8, color=2, rows=b""):
-    """A PNG, chunk by chunk: its head may say what its rows do not hold."""
+    """Return the bytes of a PNG, whose header may differ from the data in `rows`."""
 
     def chunk(kind, content):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    head = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 @pytest.fixture(scope="session")
@@ -51,5 +51,5 @@ def classes_in():
 
 @pytest.fixture(scope="session")
 def png_bytes():
-    """png_bytes(width, height, bits, color, rows) -> a PNG whose head says so."""
+    """png_bytes(width, height, bits, color, rows) -> the bytes of a PNG with this header."""
     return png_of

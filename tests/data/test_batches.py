@@ -10,12 +10,12 @@ from etag.data.batches import FeatureBatches, ImageBatches
 from etag.data.images import FileImages, MemoryImages
 from etag.data.preprocess import Preprocess
 
-PLAIN = Preprocess((0.0,), (1 / 255,), size=8, flip=True)  # leaves bytes as they are
+PLAIN = Preprocess((0.0,), (1 / 255,), size=8, flip=True)  # normalization leaves the bytes unchanged
 STREAM = Stream.root(0).child("solver")
 
 
 def images(count):
-    """Images that can be told apart by their label, which is their number."""
+    """Random images whose label is their row number."""
     pixels = np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
     return MemoryImages(torch.from_numpy(pixels), torch.arange(count))
 
@@ -42,12 +42,12 @@ def test_an_epoch_visits_each_image_once(count, size, shuffle):
     assert {len(rows) for rows in visited[:-1]} <= {size}
 
 
-def test_an_epoch_can_be_entered_again_and_differs_from_the_next():
+def test_an_epoch_can_be_repeated_and_differs_from_the_next():
     source = batches()
     first, second = labels(source.epoch(0)), labels(source.epoch(1))
     assert first != second
     assert labels(source.epoch(0)) == first
-    assert labels(batches().epoch(1)) == second  # without having been through epoch 0
+    assert labels(batches().epoch(1)) == second  # without reading epoch 0 first
 
 
 def test_augmentation_repeats_exactly_and_differs_by_epoch_and_step():
@@ -60,7 +60,7 @@ def test_augmentation_repeats_exactly_and_differs_by_epoch_and_step():
     assert len(keys) == 2 * len(batches())
 
 
-def test_without_shuffling_and_augmentation_images_come_as_they_are():
+def test_without_shuffling_and_augmentation_images_are_unchanged_and_in_order():
     source = batches(shuffle=False, augment=False)
     assert flat(labels(source.epoch(3))) == list(range(20))
     assert torch.equal(torch.cat([batch.inputs for batch in source.epoch(3)]).round().byte(), images(20).pixels)
@@ -76,38 +76,38 @@ def test_the_short_last_batch_is_dropped_if_there_is_a_full_one(count, steps):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_several_processes_make_the_batches_of_one(world, drop_last):
-    count = 30  # the world divides it, so no image is left over
+def test_several_processes_read_the_same_batches_as_one(world, drop_last):
+    count = 30  # divisible by the number of processes, so no image is skipped
     alone = list(batches(count, 12, drop_last=drop_last).epoch(2))
     several = [list(batches(count, 12, rank, world, drop_last=drop_last).epoch(2)) for rank in range(world)]
     for step, batch in enumerate(alone):
         shares = [own[step] for own in several]
         assert torch.equal(torch.cat([share.labels for share in shares]), batch.labels)
-        assert torch.equal(torch.cat([share.inputs for share in shares]), batch.inputs)  # augmented alike
+        assert torch.equal(torch.cat([share.inputs for share in shares]), batch.inputs)  # the same augmentation
         assert {share.total for share in shares} == {batch.total} == {len(batch.labels)}
         assert len({len(share.labels) for share in shares}) == 1
 
 
-def test_images_that_can_not_be_shared_evenly_are_left_out_of_the_epoch():
+def test_images_left_over_after_equal_shares_are_skipped_in_training():
     several = [labels(batches(21, 6, rank, 2).epoch(0)) for rank in range(2)]
     visited = flat(flat(several))
     assert len(visited) == len(set(visited)) == 20
 
 
-def test_a_sweep_leaves_no_image_out():
+def test_without_shuffling_no_image_is_skipped():
     several = [labels(batches(21, 6, rank, 2, shuffle=False).epoch(0)) for rank in range(2)]
-    concat_images = [a + b for a, b in zip(*several, strict=True)]
-    assert flat(concat_images) == list(range(21))
+    both = [a + b for a, b in zip(*several, strict=True)]
+    assert flat(both) == list(range(21))
 
 
-def test_a_batch_that_can_not_be_shared_evenly_is_refused():
-    with pytest.raises(EtagError, match="a batch of 7 cannot be shared evenly by 2 processes"):
+def test_a_batch_size_that_the_processes_do_not_divide_is_an_error():
+    with pytest.raises(EtagError, match="batch_size=7 cannot be divided evenly among 2 processes"):
         batches(size=7, world=2)
     batches(size=7, world=2, shuffle=False)
 
 
 @pytest.mark.parametrize(("count", "world"), [(0, 1), (1, 2)])
-def test_too_few_images_are_refused(count, world):
+def test_too_few_images_for_the_processes_are_an_error(count, world):
     with pytest.raises(EtagError, match=f"{count} images are too few"):
         batches(count, 6, world=world)
 
@@ -120,25 +120,25 @@ def test_feature_batches_use_the_passes_in_turn():
             assert batch.inputs.flatten().tolist() == [100 * (epoch % 3) + row for row in batch.labels.tolist()]
 
 
-def test_feature_batches_shuffle_and_share_as_image_batches_do():
-    def made(rank=0, world=1):
+def test_feature_batches_use_the_same_order_and_shares_as_image_batches():
+    def feature_labels(rank=0, world=1):
         placement = Placement(rank=rank, world=world)
         own = FeatureBatches(torch.zeros(1, 20, 3), torch.arange(20), 6, STREAM, placement, drop_last=True)
         return labels(own.epoch(1))
 
-    assert made() == labels(batches(drop_last=True).epoch(1))
-    assert [a + b for a, b in zip(made(0, 2), made(1, 2), strict=True)] == made()
+    assert feature_labels() == labels(batches(drop_last=True).epoch(1))
+    assert [a + b for a, b in zip(feature_labels(0, 2), feature_labels(1, 2), strict=True)] == feature_labels()
 
 
 @pytest.mark.parametrize(
     ("rows", "size", "world", "drop_last", "smallest"),
     [(10, 4, 1, False, 2), (10, 4, 1, True, 4), (9, 4, 1, False, 1), (3, 4, 1, True, 3), (12, 4, 2, False, 2)],
 )
-def test_the_smallest_batch_is_known_before_it_comes(rows, size, world, drop_last, smallest):
+def test_smallest_is_the_size_of_the_smallest_batch(rows, size, world, drop_last, smallest):
     images = MemoryImages(torch.zeros(rows, 1, 8, 8, dtype=torch.uint8), torch.zeros(rows, dtype=torch.long))
     preprocess = Preprocess((0.5,), (0.5,), 8, flip=False)
-    place = Placement(world=world)
-    batches = ImageBatches(images, preprocess, size, Stream.root(0), place, drop_last=drop_last)
+    placement = Placement(world=world)
+    batches = ImageBatches(images, preprocess, size, Stream.root(0), placement, drop_last=drop_last)
     assert batches.smallest == smallest == min(len(batch.labels) for batch in batches.epoch(0))
 
 
@@ -148,7 +148,7 @@ COLOR = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=8, flip=True)
 
 
 @pytest.fixture(scope="module")
-def both_ways(tmp_path_factory, picture):
+def files_and_memory(tmp_path_factory, picture):
     """The same 21 images in files and in memory."""
     folder = tmp_path_factory.mktemp("files")
     for number in range(21):
@@ -160,23 +160,26 @@ def both_ways(tmp_path_factory, picture):
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("size", [6, 20])
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": False, "augment": False}], ids=str)
-def test_images_in_files_make_the_batches_of_those_in_memory(both_ways, world, size, options):
-    """A sweep over 21 in batches of 20 leaves the second process without a row of the last."""
+def test_images_in_files_give_the_same_batches_as_in_memory(files_and_memory, world, size, options):
+    """With 21 unshuffled images in batches of 20, the second process has no row of the last batch."""
     for rank in range(world):
-        place = Placement(rank=rank, world=world)
-        files, memory = (ImageBatches(images, COLOR, size, STREAM, place, **options) for images in both_ways)
+        placement = Placement(rank=rank, world=world)
+        files, memory = (
+            ImageBatches(images, COLOR, size, STREAM, placement, **options) for images in files_and_memory
+        )
         assert len(files) == len(memory)
-        for ours, theirs in zip(files.epoch(1), memory.epoch(1), strict=True):
-            assert torch.equal(ours.inputs, theirs.inputs)
-            assert torch.equal(ours.labels, theirs.labels)
-            assert (ours.total, ours.draws.stream) == (theirs.total, theirs.draws.stream)
+        for from_files, from_memory in zip(files.epoch(1), memory.epoch(1), strict=True):
+            assert torch.equal(from_files.inputs, from_memory.inputs)
+            assert torch.equal(from_files.labels, from_memory.labels)
+            assert from_files.total == from_memory.total
+            assert from_files.draws.stream == from_memory.draws.stream
 
 
-def test_two_processes_share_the_files_of_one(both_ways):
-    files, _ = both_ways
+def test_two_processes_together_read_the_batches_of_one_from_files(files_and_memory):
+    files, _ = files_and_memory
     alone, *several = (
-        list(ImageBatches(files, COLOR, 6, STREAM, place, drop_last=True).epoch(0))
-        for place in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2))
+        list(ImageBatches(files, COLOR, 6, STREAM, placement, drop_last=True).epoch(0))
+        for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2))
     )
     assert len(alone) == 3
     for batch, *shares in zip(alone, *several, strict=True):

@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etag.core.errors import EtagError
-from etag.data.folders import as_images, common_size, list_classes, list_images, split_off
+from etag.data.folders import as_images, common_size, hold_out_files, list_classes, list_images
 from etag.data.sources.folder import parts
 
-# -- what is in a folder ---------------------------------------------------------------------------
+# -- listing classes -------------------------------------------------------------------------------
 
 
 def names(root, listing):
-    """The listing, with paths below the root."""
+    """Return the listing with paths relative to the root."""
     return {name: [os.path.relpath(file, root) for file in files] for name, files in listing.items()}
 
 
-def test_classes_and_files_are_listed_in_order_of_their_names(tmp_path, classes_in):
+def test_classes_and_files_are_sorted_by_name(tmp_path, classes_in):
     classes_in(tmp_path, "dog/2.png", "cat/b.png", "dog/10.png", "cat/a.png", "Emu/a.png")
     assert names(tmp_path, list_classes(tmp_path)) == {
         "Emu": ["Emu/a.png"],
@@ -35,34 +35,34 @@ def test_nested_folders_belong_to_their_class(tmp_path, classes_in):
     }
 
 
-def test_images_are_known_by_their_endings_in_any_case(tmp_path, picture):
-    wanted = ["a.BMP", "b.JPEG", "c.JPG", "d.Png", "e.WEBP", "f.bmp", "g.jpeg", "h.jpg", "i.png", "j.webp"]
-    for name in wanted:
+def test_image_endings_are_recognized_in_upper_and_lower_case(tmp_path, picture):
+    images = ["a.BMP", "b.JPEG", "c.JPG", "d.Png", "e.WEBP", "f.bmp", "g.jpeg", "h.jpg", "i.png", "j.webp"]
+    for name in images:
         picture(tmp_path / name)
     for name in ("boxes.txt", "png", "k.png.part", "Thumbs.db", "l.gif", "m.json"):
         (tmp_path / name).write_bytes(b"")
-    assert [os.path.basename(file) for file in list_images(tmp_path)] == wanted
+    assert [os.path.basename(file) for file in list_images(tmp_path)] == images
 
 
-def test_hidden_folders_are_no_classes_and_loose_files_no_images(tmp_path, classes_in):
+def test_hidden_folders_and_files_outside_classes_are_ignored(tmp_path, classes_in):
     classes_in(tmp_path, "cat/1.png", "dog/1.png", ".git/1.png", ".cache/1.png", "loose.png")
     assert list(list_classes(tmp_path)) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize("hidden", ["cat/._1.png", "cat/.ipynb_checkpoints/1-checkpoint.png"])
-def test_hidden_files_are_no_images(tmp_path, classes_in, hidden):
-    """The Finder and Jupyter leave them in every folder they open."""
+def test_hidden_files_are_ignored(tmp_path, classes_in, hidden):
+    """Finder and Jupyter create them in every folder they open."""
     classes_in(tmp_path, "cat/1.png", "dog/1.png", hidden)
     assert names(tmp_path, list_classes(tmp_path))["cat"] == ["cat/1.png"]
 
 
-def test_a_class_may_be_a_link_to_a_folder(tmp_path, classes_in):
+def test_a_class_can_be_a_symbolic_link_to_a_folder(tmp_path, classes_in):
     classes_in(tmp_path, "elsewhere/1.png", "data/cat/1.png")
     (tmp_path / "data" / "dog").symlink_to(tmp_path / "elsewhere")
     assert names(tmp_path / "data", list_classes(tmp_path / "data"))["dog"] == ["dog/1.png"]
 
 
-def test_a_class_may_have_any_name(tmp_path, classes_in):
+def test_a_class_can_have_any_name(tmp_path, classes_in):
     odd = ["0", "Grüner Baum", "a,b", "don't", "犬", "🦤"]
     classes_in(tmp_path, *(f"{name}/1.png" for name in odd))
     listing = list_classes(tmp_path)
@@ -71,37 +71,37 @@ def test_a_class_may_have_any_name(tmp_path, classes_in):
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "message"),
     [
-        ([], "holds no classes: there should be a sub-folder of images for each"),
+        ([], "holds no classes: put the images of each class into a sub-folder of its own"),
         (["1.png", ".hidden/1.png"], "holds no classes"),
-        (["cat/1.png"], "holds a single class, 'cat': there must be two at least"),
+        (["cat/1.png"], "holds a single class, 'cat': at least 2 classes are needed"),
     ],
 )
-def test_too_few_classes_are_refused(tmp_path, classes_in, files, words):
-    with pytest.raises(EtagError, match=words) as caught:
+def test_too_few_classes_are_an_error(tmp_path, classes_in, files, message):
+    with pytest.raises(EtagError, match=message) as caught:
         list_classes(classes_in(tmp_path, *files))
     assert str(tmp_path) in str(caught.value)
 
 
-def test_classes_without_images_are_named(tmp_path, classes_in):
+def test_classes_without_images_are_an_error(tmp_path, classes_in):
     classes_in(tmp_path, "cat/1.png", "dog/1.png")
     for name in ("emu", "yak/deep"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "emu" / "notes.txt").write_text("none yet")
-    with pytest.raises(EtagError, match=r"classes without images \(emu, yak\): known are .bmp, .jpeg, .jpg, .png"):
+    with pytest.raises(EtagError, match=r"classes without images \(emu, yak\): add images \(.bmp, .jpeg, .jpg, .png"):
         list_classes(tmp_path)
 
 
-@pytest.mark.parametrize(("make", "words"), [(None, "No such file"), (b"", "Not a directory")])
-def test_a_folder_that_is_none_is_refused(tmp_path, make, words):
-    if make is not None:
-        (tmp_path / "here").write_bytes(make)
-    with pytest.raises(EtagError, match=rf"the image folder '.*here' cannot be read: {words}"):
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"", "Not a directory")])
+def test_a_missing_folder_or_a_file_instead_is_an_error(tmp_path, content, reason):
+    if content is not None:
+        (tmp_path / "here").write_bytes(content)
+    with pytest.raises(EtagError, match=rf"the image folder '.*here' cannot be read: {reason}"):
         list_classes(tmp_path / "here")
 
 
-def test_labels_are_places_in_the_list_of_classes(tmp_path, classes_in):
+def test_labels_are_positions_in_the_list_of_classes(tmp_path, classes_in):
     classes_in(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png")
     images = as_images(list_classes(tmp_path), ["dog", "cat"], workers=3)
     assert [os.path.relpath(file, tmp_path) for file in images.files] == ["dog/1.png", "cat/1.png", "cat/2.png"]
@@ -109,60 +109,60 @@ def test_labels_are_places_in_the_list_of_classes(tmp_path, classes_in):
     assert images.workers == 3
 
 
-# -- training and testing --------------------------------------------------------------------------
+# -- training and test files -----------------------------------------------------------------------
 
 
 @given(sizes=st.lists(st.integers(2, 40), min_size=1, max_size=4))
-def test_every_fifth_image_is_for_testing_and_each_class_has_both(sizes):
+def test_hold_out_files_takes_every_fifth_image_or_the_last_of_each_class(sizes):
     listing = {f"class {k}": [f"{k}/{number}" for number in range(size)] for k, size in enumerate(sizes)}
-    train, test = split_off(listing)
-    assert (train, test) == split_off(listing)
+    train, test = hold_out_files(listing)
+    assert (train, test) == hold_out_files(listing)
     for name, files in listing.items():
-        assert sorted(train[name] + test[name]) == sorted(files)  # each once
+        assert sorted(train[name] + test[name]) == sorted(files)  # each file once
         assert train[name]
         assert test[name] == (files[4::5] or files[-1:])
 
 
-def test_a_single_image_can_not_be_split(tmp_path, classes_in):
+def test_a_class_with_a_single_image_is_an_error(tmp_path, classes_in):
     classes_in(tmp_path, "cat/1.png", "dog/1.png", "dog/2.png", "emu/1.png")
     with pytest.raises(EtagError, match=r"classes with a single image \(cat, emu\) cannot be split"):
         parts(tmp_path)
 
 
 @pytest.mark.parametrize("held_out", ["val", "test"])
-def test_a_folder_may_be_split_already(tmp_path, classes_in, held_out):
+def test_train_and_val_or_test_folders_are_used_as_they_are(tmp_path, classes_in, held_out):
     classes_in(tmp_path, "train/cat/1.png", "train/dog/1.png", f"{held_out}/cat/2.png", f"{held_out}/dog/3.png")
     train, test = (names(tmp_path, part) for part in parts(tmp_path))
     assert train == {"cat": ["train/cat/1.png"], "dog": ["train/dog/1.png"]}
     assert test == {"cat": [f"{held_out}/cat/2.png"], "dog": [f"{held_out}/dog/3.png"]}
 
 
-def test_val_goes_before_test(tmp_path, classes_in):
+def test_val_is_preferred_to_test(tmp_path, classes_in):
     classes_in(tmp_path, *(f"{part}/{name}/1.png" for part in ("train", "val", "test") for name in ("cat", "dog")))
     assert names(tmp_path, parts(tmp_path)[1])["cat"] == ["val/cat/1.png"]
 
 
-def test_classes_must_be_the_same_in_both_parts(tmp_path, classes_in):
+def test_different_classes_in_train_and_val_are_an_error(tmp_path, classes_in):
     classes_in(tmp_path, "train/cat/1.png", "train/dog/1.png", "train/emu/1.png")
     classes_in(tmp_path, "val/cat/1.png", "val/dog/1.png", "val/yak/1.png")
-    with pytest.raises(EtagError, match="these classes are not in both train and val: emu, yak"):
+    with pytest.raises(EtagError, match="train and val need the same classes, but only one has: emu, yak"):
         parts(tmp_path)
 
 
 @pytest.mark.parametrize("other", ["valid", "validation", "Test"])
-def test_train_and_a_part_of_another_name_are_not_taken_for_two_classes(tmp_path, classes_in, other):
-    """Else a network would quietly learn to tell training from validation images."""
+def test_train_beside_a_test_folder_of_another_name_is_an_error(tmp_path, classes_in, other):
+    """Otherwise a network would silently learn to tell training from validation images."""
     classes_in(tmp_path, *(f"{part}/{name}/{k}.png" for part in ("train", other) for name in "ab" for k in (1, 2)))
     with pytest.raises(EtagError, match=r"train.*val"):
         parts(tmp_path)
 
 
-def test_a_class_may_be_called_train(tmp_path, classes_in):
+def test_a_class_can_be_called_train(tmp_path, classes_in):
     classes_in(tmp_path, *(f"{name}/{k}.png" for name in ("train", "bus") for k in (1, 2)), "train/.hidden/3.png")
     assert list(parts(tmp_path)[0]) == ["bus", "train"]
 
 
-# -- sizes -----------------------------------------------------------------------------------------
+# -- image sizes -----------------------------------------------------------------------------------
 
 
 def files_of(folder, picture, *sizes):
@@ -171,37 +171,37 @@ def files_of(folder, picture, *sizes):
     return list_images(folder)
 
 
-def test_squares_of_one_size_need_no_size_said(tmp_path, picture):
+def test_common_size_is_the_side_of_equal_squares(tmp_path, picture):
     assert common_size(files_of(tmp_path, picture, (9, 9), (9, 9), (9, 9))) == 9
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("sizes", "text"),
     [
         ([(8, 8), (9, 9)], r"\(from 8x8 to 9x9 pixels\)"),
         ([(8, 6), (8, 6)], r"\(8x6 pixels\)"),
         ([(8, 6), (6, 8)], r"\(from 6x8 to 8x6 pixels\)"),
     ],
-    ids=["mixed", "oblong", "upright and oblong"],
+    ids=["mixed", "landscape", "portrait and landscape"],
 )
-def test_other_sizes_ask_for_one(tmp_path, picture, sizes, words):
-    with pytest.raises(EtagError, match=rf"not squares of one size {words}: say which .* --set data.size=N"):
+def test_different_or_non_square_sizes_are_an_error(tmp_path, picture, sizes, text):
+    with pytest.raises(EtagError, match=rf"not squares of one size {text}: set the side .* --set data.size=N"):
         common_size(files_of(tmp_path, picture, *sizes))
 
 
-def test_all_files_that_can_not_be_opened_are_told_at_once(tmp_path, picture):
+def test_common_size_lists_all_unreadable_files_in_one_error(tmp_path, picture):
     files = files_of(tmp_path, picture, (8, 8), (9, 9))
     for name in ("x.png", "y.png"):
         (tmp_path / name).write_bytes(b"no image")
     bad = [str(tmp_path / name) for name in ("x.png", "y.png", "gone.png")]
     with pytest.raises(EtagError, match=r"^3 image files cannot be read: ") as caught:
         common_size([*files, *bad])
-    reasons = ("not an image", "not an image", "no longer there")
+    reasons = ("not an image", "not an image", "file not found")
     expected = ", ".join(f"{file} ({reason})" for file, reason in zip(bad, reasons, strict=True))
     assert expected in str(caught.value)
 
 
-def test_pixels_of_a_listing_are_those_of_its_files(tmp_path, picture):
+def test_as_images_reads_the_listed_files_in_class_order(tmp_path, picture):
     pixels = {name: picture(tmp_path / name / "1.png", seed=number) for number, name in enumerate("abc")}
-    made = as_images(list_classes(tmp_path), "cab", 0).resized(8).in_memory().pixels
-    assert np.array_equal(made.numpy().transpose(0, 2, 3, 1), [pixels[name] for name in "cab"])
+    read = as_images(list_classes(tmp_path), "cab", 0).resized(8).in_memory().pixels
+    assert np.array_equal(read.numpy().transpose(0, 2, 3, 1), [pixels[name] for name in "cab"])

@@ -13,7 +13,7 @@ def noise(count, channels, size, seed=0):
 
 
 def cropped(image, size, padding, down, right, mirror):
-    """One image: pad it with zeros, perhaps mirror it, cut out a window; pixel by pixel."""
+    """Naive crop of one image, pixel by pixel: pad it with zeros, mirror it if asked, cut out a window."""
     channels, height, width = image.shape
     result = np.zeros((channels, size, size), image.dtype)
     for c in range(channels):
@@ -29,44 +29,44 @@ def cropped(image, size, padding, down, right, mirror):
 
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize(("size", "padding"), [(6, 2), (2, 0), (4, 1)], ids=["padded", "inside", "both"])
-def test_random_crop_cuts_each_image_at_its_own_place(size, padding, mirrored):
+def test_random_crop_cuts_each_image_at_its_own_offset(size, padding, mirrored):
     images = noise(25, 3, 6)
     down, right = torch.arange(25) // 5, torch.arange(25) % 5  # every offset once
     mirror = torch.arange(25) % 3 == 0 if mirrored else None
-    made = random_crop(images, size, padding, down, right, mirror)
-    assert made.dtype == torch.uint8
+    result = random_crop(images, size, padding, down, right, mirror)
+    assert result.dtype == torch.uint8
     for k, image in enumerate(images.numpy()):
-        turned = mirrored and k % 3 == 0
-        assert np.array_equal(made[k], cropped(image, size, padding, int(down[k]), int(right[k]), turned)), k
+        mirrored_here = mirrored and k % 3 == 0
+        assert np.array_equal(result[k], cropped(image, size, padding, int(down[k]), int(right[k]), mirrored_here)), k
 
 
-def test_the_middle_offset_gives_the_image_back_and_mirrors_it_where_asked():
+def test_random_crop_at_the_middle_offset_returns_the_image_or_its_mirror():
     images, middle = noise(2, 1, 8), torch.tensor([1, 1])
-    made = random_crop(images, 8, 1, middle, middle, torch.tensor([False, True]))
-    assert torch.equal(made[0], images[0])
-    assert torch.equal(made[1], images[1].flip(-1))
+    result = random_crop(images, 8, 1, middle, middle, torch.tensor([False, True]))
+    assert torch.equal(result[0], images[0])
+    assert torch.equal(result[1], images[1].flip(-1))
 
 
 def test_normalize_maps_bytes_to_zero_mean_and_unit_variance():
     images = noise(4, 3, 5)
     preprocess = Preprocess((0.5, 0.4, 0.3), (0.2, 0.25, 0.3), size=5, flip=True)
-    made = preprocess.test(images)
-    assert made.dtype == torch.float32
+    result = preprocess.test(images)
+    assert result.dtype == torch.float32
     for (k, c, y, x), byte in np.ndenumerate(images.numpy()):
         expected = (float(byte) / 255 - preprocess.mean[c]) / preprocess.std[c]
-        assert made[k, c, y, x].item() == pytest.approx(expected, abs=1e-5)
+        assert result[k, c, y, x].item() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_inputs_are_laid_out_channels_last(channels):
+def test_inputs_are_in_channels_last_order(channels):
     preprocess = Preprocess((0.5,) * channels, (0.2,) * channels, size=8, flip=True)
     images, draws = noise(4, channels, 8), Draws(Stream.root(0))
-    for made in (preprocess.test(images), preprocess.train(images, draws, 4)):
-        assert made.is_contiguous(memory_format=torch.channels_last)
-        assert made.shape == images.shape
+    for result in (preprocess.test(images), preprocess.train(images, draws, 4)):
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        assert result.shape == images.shape
 
 
-def test_the_images_themselves_stay_as_they_are():
+def test_preprocessing_does_not_change_the_images_in_place():
     images = noise(4, 3, 8)
     copy = images.clone()
     preprocess = Preprocess((0.5,) * 3, (0.2,) * 3, size=8, flip=True)
@@ -75,33 +75,33 @@ def test_the_images_themselves_stay_as_they_are():
     assert torch.equal(images, copy)
 
 
-@pytest.mark.parametrize(("stored", "padding"), [(8, 1), (10, 0)], ids=["of the padded image", "of a larger image"])
+@pytest.mark.parametrize(("stored", "padding"), [(8, 1), (10, 0)], ids=["padded image", "larger image"])
 @pytest.mark.parametrize("flip", [False, True])
-def test_training_draws_windows_and_mirrors_for_every_image(flip, stored, padding):
+def test_training_crops_and_mirrors_every_image_at_random(flip, stored, padding):
     images, draws = noise(128, 1, stored), Draws(Stream.root(4))
-    preprocess = Preprocess((0.0,), (1 / 255,), size=8, flip=flip)  # bytes stay what they are
-    made = preprocess.train(images, draws, 128).round().byte().numpy()
-    found = set()
+    preprocess = Preprocess((0.0,), (1 / 255,), size=8, flip=flip)  # normalization leaves the bytes unchanged
+    result = preprocess.train(images, draws, 128).round().byte().numpy()
+    used = set()
     for k, image in enumerate(images.numpy()):
         ways = [(d, r, m) for d in range(3) for r in range(3) for m in ((False, True) if flip else (False,))]
-        fitting = [way for way in ways if np.array_equal(made[k], cropped(image, 8, padding, *way))]
+        fitting = [way for way in ways if np.array_equal(result[k], cropped(image, 8, padding, *way))]
         assert len(fitting) == 1
-        found.update(fitting)
-    assert len(found) == (18 if flip else 9)  # with 128 images, no way is left out at this seed
+        used.update(fitting)
+    assert len(used) == (18 if flip else 9)  # with this seed, 128 images use every combination
 
 
 @pytest.mark.parametrize(("size", "padding"), [(32, 4), (8, 1), (64, 8), (224, 28)])
-def test_the_padding_is_an_eighth_of_the_side(size, padding):
+def test_padding_is_an_eighth_of_the_side(size, padding):
     white = torch.full((400, 1, size, size), 255, dtype=torch.uint8)
-    made = Preprocess((0.0,), (1.0,), size, flip=False).train(white, Draws(Stream.root(0)), 400)
-    for line in (made[:, 0, :, size // 2], made[:, 0, size // 2, :]):  # from top to bottom, from left to right
+    result = Preprocess((0.0,), (1.0,), size, flip=False).train(white, Draws(Stream.root(0)), 400)
+    for line in (result[:, 0, :, size // 2], result[:, 0, size // 2, :]):  # from top to bottom, from left to right
         black = (line == 0).sum(1)
         assert (line == 0)[black > 0][:, [0, -1]].sum(1).tolist() == [1] * int((black > 0).sum())  # at one end
-        assert black.max() == padding  # with 400 images, the outermost is among them at this seed
+        assert black.max() == padding  # with this seed, 400 images include the largest offset
 
 
 @pytest.mark.parametrize(("stored", "start"), [(8, 0), (9, 0), (10, 1), (11, 1), (16, 4)])
-def test_testing_takes_the_centre(stored, start):
+def test_testing_takes_the_center(stored, start):
     images = noise(3, 2, stored)
     preprocess = Preprocess((0.0,) * 2, (1 / 255,) * 2, size=8, flip=True)
     expected = images[:, :, start : start + 8, start : start + 8]
@@ -109,18 +109,18 @@ def test_testing_takes_the_centre(stored, start):
 
 
 @pytest.mark.parametrize("resized", [False, True])
-def test_several_processes_augment_as_one_does(resized):
+def test_several_processes_augment_like_one(resized):
     images, stream = noise(7, 3, 10), Stream.root(0).child("step", 3)
     preprocess = Preprocess((0.5,) * 3, (0.2,) * 3, size=8, flip=True, resized_crop=resized)
     alone = preprocess.train(images, Draws(stream), 7)
-    places = [Placement(rank=rank, world=3) for rank in range(3)]
-    several = [preprocess.train(images[place.share(7)], Draws(stream, place), 7) for place in places]
+    placements = [Placement(rank=rank, world=3) for rank in range(3)]
+    several = [preprocess.train(images[own.share(7)], Draws(stream, own), 7) for own in placements]
     torch.testing.assert_close(torch.cat(several), alone)
     assert not torch.equal(preprocess.train(images, Draws(stream.child("next")), 7), alone)
 
 
 @pytest.mark.parametrize("rows", [12, 7])
-def test_uniform_draws_of_several_processes_are_those_of_one(rows):
+def test_uniform_draws_of_several_processes_equal_those_of_one(rows):
     stream = Stream.root(0).child("step", 5)
     alone = Draws(stream).uniform("crop box", rows, 4)
     several = [Draws(stream, Placement(rank=rank, world=3)).uniform("crop box", rows, 4) for rank in range(3)]
@@ -131,13 +131,13 @@ def test_uniform_draws_of_several_processes_are_those_of_one(rows):
     assert len(alone.unique()) == 4 * rows
 
 
-# -- windows of random size ------------------------------------------------------------------------
+# -- resized crops ---------------------------------------------------------------------------------
 
-WHOLE = [1.0, 0.5, 0.5, 0.5]  # all of the area, as wide as high
+WHOLE = [1.0, 0.5, 0.5, 0.5]  # the whole area, square
 
 
 def sampled(image, size, box, mirror):
-    """One image: the window that `box` describes, scaled; each pixel from its four neighbors."""
+    """Naive resized crop of one image: each output pixel is interpolated from its four neighbors."""
     channels, side, _ = image.shape
     area, ratio = 0.08 + 0.92 * box[0], 3 / 4 * (16 / 9) ** box[1]
     width, height = min((area * ratio) ** 0.5, 1) * side, min((area / ratio) ** 0.5, 1) * side
@@ -157,36 +157,36 @@ def sampled(image, size, box, mirror):
 
 @pytest.mark.parametrize("size", [5, 9, 12])
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_a_resized_crop_is_made_pixel_by_pixel(size, mirrored):
+def test_resized_crop_equals_a_computation_pixel_by_pixel(size, mirrored):
     images, box = noise(12, 2, 9), torch.rand(12, 4, generator=torch.Generator().manual_seed(1))
     box[0], box[1], box[2] = torch.zeros(4), torch.ones(4), torch.tensor([0.9, 0.0, 0.3, 0.3])  # the limits
     mirror = torch.arange(12) % 2 == 0 if mirrored else None
-    made = resized_crop(images, size, box, mirror)
-    assert made.shape == (12, 2, size, size)
-    assert made.dtype == torch.float32
+    result = resized_crop(images, size, box, mirror)
+    assert result.shape == (12, 2, size, size)
+    assert result.dtype == torch.float32
     for k, image in enumerate(images.numpy()):
         expected = sampled(image, size, box[k].tolist(), mirrored and k % 2 == 0)
-        np.testing.assert_allclose(made[k], expected, atol=2e-3, err_msg=str(k))
+        np.testing.assert_allclose(result[k], expected, atol=2e-3, err_msg=str(k))
 
 
-def test_the_whole_window_is_the_image_and_mirrors_it_where_asked():
+def test_resized_crop_of_the_whole_image_returns_it_or_its_mirror():
     images, box = noise(2, 3, 8), torch.tensor([WHOLE, WHOLE])
-    made = resized_crop(images, 8, box, torch.tensor([False, True]))
-    torch.testing.assert_close(made[0], images[0].float(), atol=1e-3, rtol=0)
-    torch.testing.assert_close(made[1], images[1].float().flip(-1), atol=1e-3, rtol=0)
+    result = resized_crop(images, 8, box, torch.tensor([False, True]))
+    torch.testing.assert_close(result[0], images[0].float(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(result[1], images[1].float().flip(-1), atol=1e-3, rtol=0)
 
 
-def test_any_window_stays_inside_the_image():
+def test_resized_crop_stays_inside_the_image():
     box = torch.rand(500, 4, generator=torch.Generator().manual_seed(0))
     white = torch.full((500, 1, 16, 16), 255, dtype=torch.uint8)
     torch.testing.assert_close(resized_crop(white, 12, box, None), torch.full((500, 1, 12, 12), 255.0))
-    made = resized_crop(noise(500, 3, 16), 12, box, box[:, 0] > 0.5)
-    assert made.min() >= 0
-    assert made.max() <= 255 + 1e-3
+    result = resized_crop(noise(500, 3, 16), 12, box, box[:, 0] > 0.5)
+    assert result.min() >= 0
+    assert result.max() <= 255 + 1e-3
 
 
 @pytest.mark.parametrize("axis", [2, 3], ids=["right", "down"])
-def test_windows_reach_from_end_to_end(axis):
+def test_resized_crop_reaches_both_ends_of_the_image(axis):
     ramp = torch.arange(64, dtype=torch.uint8).expand(1, 1, 64, 64)
     image = ramp if axis == 2 else ramp.transpose(2, 3)
     box = torch.tensor([[0.0, 0.5, 0.5, 0.5]] * 2)
@@ -198,14 +198,14 @@ def test_windows_reach_from_end_to_end(axis):
     assert last.min() > 44
 
 
-def test_training_on_resized_crops_draws_them():
+def test_training_with_resized_crop_draws_random_windows():
     images, draws = noise(64, 3, 16), Draws(Stream.root(0))
     preprocess = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=12, flip=True, resized_crop=True)
-    made = preprocess.train(images, draws, 64)
+    result = preprocess.train(images, draws, 64)
     box, mirror = draws.uniform("crop box", 64, 4), draws.integers("mirror", 0, 2, 64).bool()
-    torch.testing.assert_close(made, resized_crop(images, 12, box, mirror), atol=1e-3, rtol=1e-5)
-    assert torch.equal(made, preprocess.train(images, draws, 64))
-    assert made.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(result, resized_crop(images, 12, box, mirror), atol=1e-3, rtol=1e-5)
+    assert torch.equal(result, preprocess.train(images, draws, 64))
+    assert result.is_contiguous(memory_format=torch.channels_last)
     assert 0 < int(mirror.sum()) < 64
     center = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=12, flip=True)
-    assert torch.equal(preprocess.test(images), center.test(images))  # in training only
+    assert torch.equal(preprocess.test(images), center.test(images))  # testing is not affected

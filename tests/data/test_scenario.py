@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from etag.core.errors import EtagError
 from etag.data.images import MemoryImages
-from etag.data.scenario import build_scenario, class_order, first_rows_per_class, parse_split
+from etag.data.scenario import build_scenario, class_order, parse_split
 from etag.data.source import DataOptions, Dataset
 
 # -- splits ----------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ from etag.data.source import DataOptions, Dataset
         ("b40-20x3", [40] + [3] * 20),
     ],
 )
-def test_a_split_names_the_classes_of_each_task(name, sizes):
+def test_parse_split_returns_the_classes_of_each_task(name, sizes):
     assert parse_split(name, 100) == sizes
 
 
@@ -35,24 +35,24 @@ def test_a_split_names_the_classes_of_each_task(name, sizes):
     "name",
     ["", "b50", "50-5x10", "b50-5", "b50-5x", "b-5x10", "b50-5x10 ", "B50-5x10", "b50-5×10", "b50--5x10", "b5-1x1.5"],
 )
-def test_a_malformed_split_is_refused_with_an_example(name):
+def test_a_malformed_split_is_an_error_with_an_example(name):
     with pytest.raises(EtagError, match=r"bBASE-TASKSxCLASSES, such as b50-5x10"):
         parse_split(name)
 
 
 @pytest.mark.parametrize("name", ["b50-0x10", "b50-5x0", "b0-0x0"])
-def test_a_task_without_classes_is_refused(name):
+def test_a_split_with_empty_tasks_is_an_error(name):
     with pytest.raises(EtagError, match="tasks without classes"):
         parse_split(name)
 
 
-def test_more_classes_than_there_are_is_refused():
+def test_a_split_with_more_classes_than_the_data_is_an_error():
     with pytest.raises(EtagError, match="'b50-6x10' needs 110 classes, but the data has only 100"):
         parse_split("b50-6x10", 100)
 
 
 @given(base=st.integers(0, 99), tasks=st.integers(1, 30), step=st.integers(1, 30))
-def test_any_split_has_the_tasks_and_classes_it_names(base, tasks, step):
+def test_any_split_has_the_number_of_tasks_and_classes_in_its_name(base, tasks, step):
     sizes = parse_split(f"b{base}-{tasks}x{step}")
     assert sum(sizes) == base + tasks * step
     assert len(sizes) == tasks + (base > 0)
@@ -77,11 +77,11 @@ def test_seed_1993_is_the_icarl_order():
     assert sorted(order) == list(range(100))
 
 
-def test_no_order_takes_the_runs_seed():
+def test_the_default_class_order_uses_the_run_seed():
     assert class_order(HUNDRED, DataOptions(), seed=1993) == class_order(HUNDRED, DataOptions(order=1993), seed=0)
 
 
-def test_the_inverse_rule_gives_class_c_the_label_at_place_c():
+def test_the_inverse_rule_gives_class_c_the_label_permutation_c():
     permutation = np.random.RandomState(3).permutation(100)
     order = class_order(HUNDRED, DataOptions(order=3, order_rule="inverse"), seed=0)
     label_of = {number: label for label, number in enumerate(order)}
@@ -89,7 +89,7 @@ def test_the_inverse_rule_gives_class_c_the_label_at_place_c():
     assert class_order(HUNDRED, DataOptions(order=3), seed=0) == permutation.tolist()
 
 
-def test_the_natural_order_is_the_sources():
+def test_the_natural_order_is_that_of_the_source():
     assert class_order(ANIMALS, DataOptions(order="natural"), seed=7) == [0, 1, 2, 3]
 
 
@@ -108,45 +108,47 @@ def test_an_order_file_lists_names_or_numbers(tmp_path, text, order):
     assert class_order(ANIMALS, DataOptions(order=str(tmp_path / "order")), seed=0) == order
 
 
-def test_an_order_file_with_one_name_a_line_may_hold_names_of_two_words(tmp_path):
+def test_an_order_file_with_one_name_per_line_can_have_names_of_two_words(tmp_path):
     (tmp_path / "order").write_text("polar bear\ncat\n")
     options = DataOptions(order=str(tmp_path / "order"))
     assert class_order(dataset("cat", "polar bear"), options, seed=0) == [1, 0]
 
 
-def test_a_class_called_by_a_number_goes_before_the_class_of_that_number(tmp_path):
+def test_in_an_order_file_class_names_take_precedence_over_class_numbers(tmp_path):
     (tmp_path / "order").write_text("0\n1")
     assert class_order(dataset("1", "0"), DataOptions(order=str(tmp_path / "order")), seed=0) == [1, 0]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("cat\ngnu", "names 'gnu', which is no class"),
-        ("cat\n4", "names '4', which is no class"),
-        ("cat\ndog\ncat", "names a class twice"),
-        ("cat\n0", "names a class twice"),
+        ("cat\ngnu", "lists 'gnu', which is not a class"),
+        ("cat\n4", "lists '4', which is not a class"),
+        ("cat\ndog\ncat", "lists a class twice"),
+        ("cat\n0", "lists a class twice"),
         ("", "must list class names or numbers"),
         ('{"cat": 1}', "must list class names or numbers"),
     ],
 )
-def test_a_bad_order_file_is_refused(tmp_path, text, said):
+def test_an_invalid_order_file_is_an_error(tmp_path, text, message):
     (tmp_path / "order").write_text(text)
-    with pytest.raises(EtagError, match=said):
+    with pytest.raises(EtagError, match=message):
         class_order(ANIMALS, DataOptions(order=str(tmp_path / "order")), seed=0)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\xff"], ids=["missing", "not text"])
-def test_an_order_file_that_can_not_be_read_is_named(tmp_path, content):
+def test_an_unreadable_order_file_is_an_error(tmp_path, content):
     if content is not None:
         (tmp_path / "order").write_bytes(content)
     with pytest.raises(EtagError, match=r"class order '.*order' cannot be read"):
         class_order(ANIMALS, DataOptions(order=str(tmp_path / "order")), seed=0)
 
 
-# -- some of the classes ---------------------------------------------------------------------------
+# -- subsets of classes ----------------------------------------------------------------------------
 
-SOME = dataset(*(str(number) for number in range(100)), used=10)  # takes ten of them, as ImageNet-sub takes 100
+SOME = dataset(
+    *(str(number) for number in range(100)), used=10
+)  # uses ten of them by default, as ImageNet-sub uses 100
 
 
 def drawn(seed, count, classes=100):
@@ -176,56 +178,56 @@ def write(path, names):
         (HUNDRED, {"classes": 100, "subset": 7}, set(range(100))),
     ],
 )
-def test_which_classes_are_used_does_not_depend_on_the_runs_seed(data, options, chosen, seed):
+def test_the_classes_used_do_not_depend_on_the_run_seed(data, options, chosen, seed):
     assert set(class_order(data, DataOptions(**options), seed)) == chosen
 
 
 @pytest.mark.parametrize("rule", ["position", "inverse"])
 @pytest.mark.parametrize("order", [None, 3])
-def test_the_order_permutes_the_classes_used(order, rule):
+def test_the_class_order_permutes_the_classes_used(order, rule):
     chosen = sorted(drawn(1993, 10))
     permutation = np.random.RandomState(8 if order is None else order).permutation(10).tolist()
-    places = permutation if rule == "position" else [permutation.index(label) for label in range(10)]
-    found = class_order(SOME, DataOptions(order=order, order_rule=rule), seed=8)
-    assert found == [chosen[place] for place in places]
+    positions = permutation if rule == "position" else [permutation.index(label) for label in range(10)]
+    result = class_order(SOME, DataOptions(order=order, order_rule=rule), seed=8)
+    assert result == [chosen[position] for position in positions]
 
 
-def test_the_natural_order_of_some_classes_is_the_sources():
+def test_the_natural_order_of_a_subset_is_that_of_the_source():
     assert class_order(SOME, DataOptions(order="natural"), seed=8) == sorted(drawn(1993, 10))
 
 
-def test_a_subset_file_names_the_classes(tmp_path):
+def test_a_subset_file_lists_the_classes_to_use(tmp_path):
     options = {"subset": write(tmp_path / "some", [70, 3, 50]), "order": "natural"}
     assert class_order(HUNDRED, DataOptions(**options), seed=0) == [3, 50, 70]
     assert class_order(HUNDRED, DataOptions(classes=2, **options), seed=0) == [3, 70]  # the first two of the file
 
 
-def test_a_subset_file_says_how_many_where_the_source_takes_some(tmp_path):
+def test_a_subset_file_overrides_the_default_number_of_classes(tmp_path):
     options = DataOptions(subset=write(tmp_path / "some", [70, 3, 50]), order="natural")
     assert class_order(SOME, options, seed=0) == [3, 50, 70]
     options = DataOptions(subset=write(tmp_path / "some", range(12)), order="natural")
     assert class_order(SOME, options, seed=0) == list(range(12))
 
 
-def test_an_order_file_names_classes_of_the_subset(tmp_path):
+def test_an_order_file_lists_classes_of_the_subset_only(tmp_path):
     order = write(tmp_path / "order", ["yak", "cat"])
     some = write(tmp_path / "some", ["cat", "emu", "yak"])
     assert class_order(ANIMALS, DataOptions(subset=some, order=order), seed=0) == [3, 0]
     some = write(tmp_path / "some", ["cat", "dog"])
-    with pytest.raises(EtagError, match="'yak', which is no class"):
+    with pytest.raises(EtagError, match="'yak', which is not a class"):
         class_order(ANIMALS, DataOptions(subset=some, order=order), seed=0)
 
 
-def test_more_classes_than_the_data_has_are_refused():
+def test_requesting_more_classes_than_the_data_has_is_an_error():
     with pytest.raises(
-        EtagError, match=r"5 classes are to be used, but the data has 4: set data.classes to that or less"
+        EtagError, match=r"5 classes were requested, but the data has 4: set data.classes to that or less"
     ):
         class_order(ANIMALS, DataOptions(classes=5), seed=0)
-    with pytest.raises(EtagError, match="10 classes are to be used, but the data has 4"):
+    with pytest.raises(EtagError, match="10 classes were requested, but the data has 4"):
         class_order(dataset("cat", "dog", "emu", "yak", used=10), DataOptions(), seed=0)
 
 
-def test_a_split_is_cut_from_the_classes_used():
+def test_a_split_divides_the_classes_used():
     options = DataOptions(classes=4, subset=7, train_per_class=2, test_per_class=2)
     scenario, _ = build_scenario(options, "b2-2x1", seed=0)
     assert {int(name) for name in scenario.classes} == drawn(7, 4, classes=10)
@@ -238,7 +240,7 @@ def test_a_split_is_cut_from_the_classes_used():
 
 
 @pytest.mark.parametrize("split", ["b5-5x1", "b0-5x2", "b4-2x3", "b0-1x3"])
-def test_labels_count_the_classes_in_the_order_they_arrive(split):
+def test_labels_follow_the_class_order(split):
     scenario, _ = build_scenario(DataOptions(), split, seed=2)
     sizes = parse_split(split)
     assert scenario.classes_per_task == sizes
@@ -246,11 +248,11 @@ def test_labels_count_the_classes_in_the_order_they_arrive(split):
     for index, task in enumerate(scenario):
         assert (task.index, task.old, task.new) == (index, sum(sizes[:index]), sizes[index])
         assert (task.seen, task.base) == (sum(sizes[: index + 1]), sizes[0])
-        for images in (task.train, task.test):  # so tasks are disjoint as well
+        for images in (task.train, task.test):  # so tasks are disjoint too
             assert images.labels.unique().tolist() == list(range(task.old, task.seen))
 
 
-def test_an_image_keeps_its_class_and_no_image_is_lost():
+def test_every_image_is_in_one_task_with_its_class():
     scenario, _ = build_scenario(DataOptions(), "b5-5x1", seed=2)
     source, _ = build_scenario(DataOptions(order="natural"), "b0-1x10", seed=0)
 
@@ -267,7 +269,7 @@ def test_an_image_keeps_its_class_and_no_image_is_lost():
         assert collection(scenario, part) == collection(source, part)
 
 
-def test_only_the_first_images_of_each_class_are_used():
+def test_train_and_test_per_class_use_the_first_images_of_each_class():
     whole, _ = build_scenario(DataOptions(), "b5-5x1", seed=0)
     few, _ = build_scenario(DataOptions(train_per_class=7, test_per_class=3), "b5-5x1", seed=0)
     for task, full in zip(few, whole, strict=True):
@@ -279,27 +281,13 @@ def test_only_the_first_images_of_each_class_are_used():
                 )
 
 
-@pytest.mark.parametrize(
-    ("count", "rows"), [(1, [0, 1, 3]), (2, [0, 1, 2, 3, 5]), (3, range(6)), (100, range(6)), (None, range(6))]
-)
-def test_the_first_of_each_label_in_their_order(count, rows):
-    labels = torch.tensor([1, 0, 1, 2, 1, 0])
-    assert first_rows_per_class(labels, count).tolist() == list(rows)
-
-
-@given(labels=st.lists(st.integers(0, 6), max_size=40), count=st.integers(1, 5))
-def test_the_first_of_each_label_are_found_one_by_one(labels, count):
-    expected = [row for row, label in enumerate(labels) if labels[:row].count(label) < count]
-    assert first_rows_per_class(torch.tensor(labels, dtype=torch.long), count).tolist() == expected
-
-
-def test_a_limit_above_what_there_is_changes_nothing():
+def test_a_limit_above_the_number_of_images_changes_nothing():
     whole, _ = build_scenario(DataOptions(), "b0-1x10", seed=0)
     same, _ = build_scenario(DataOptions(train_per_class=10_000), "b0-1x10", seed=0)
     assert torch.equal(same.tasks[0].train.pixels, whole.tasks[0].train.pixels)
 
 
-def test_images_are_resized_with_their_brightness_kept():
+def test_resizing_preserves_the_mean_brightness():
     plain, _ = build_scenario(DataOptions(train_per_class=5), "b0-1x10", seed=0)
     large, preprocess = build_scenario(DataOptions(train_per_class=5, size=16), "b0-1x10", seed=0)
     before, after = plain.tasks[0].train.pixels, large.tasks[0].train.pixels
@@ -310,12 +298,12 @@ def test_images_are_resized_with_their_brightness_kept():
 
 
 @pytest.mark.parametrize(("flip", "expected"), [(None, False), (True, True), (False, False)])
-def test_the_mirror_is_the_sources_choice_unless_it_is_ours(flip, expected):
+def test_the_flip_option_overrides_the_source(flip, expected):
     _, preprocess = build_scenario(DataOptions(flip=flip), "b5-5x1", seed=0)
     assert preprocess.flip is expected
 
 
-def test_the_order_options_decide_which_classes_come_first():
+def test_the_order_options_determine_the_first_classes():
     names = {
         rule: build_scenario(DataOptions(order=1, order_rule=rule), "b3-1x2", seed=0)[0].classes
         for rule in ("position", "inverse")
@@ -326,19 +314,19 @@ def test_the_order_options_decide_which_classes_come_first():
     assert build_scenario(DataOptions(order="natural"), "b3-1x2", seed=0)[0].classes == ("0", "1", "2", "3", "4")
 
 
-def test_an_unknown_source_is_answered_with_the_nearest():
+def test_an_unknown_source_suggests_the_most_similar_name():
     with pytest.raises(EtagError, match="did you mean 'digits'"):
         build_scenario(DataOptions(name="digit"), "b5-5x1", seed=0)
 
 
-def test_the_icarl_order_is_kept_as_data_and_is_what_seed_1993_gave():
+def test_the_stored_icarl_order_equals_seed_1993():
     hundred = replace(ANIMALS, classes=tuple(f"class {number}" for number in range(100)))
     named = class_order(hundred, DataOptions(order="icarl"), seed=0)
     assert named[:5] == [68, 56, 78, 8, 23]
     assert named == class_order(hundred, DataOptions(order=1993), seed=0)
 
 
-def test_the_first_classes_judged_on_held_out_training_images():
+def test_first_and_held_out_evaluate_the_first_classes_on_training_images():
     whole, _ = build_scenario(DataOptions(train_per_class=20), "b2-2x1", seed=3)
     part, _ = build_scenario(DataOptions(train_per_class=20, first=2, held_out=0.25), "b0-2x1", seed=3)
     assert part.classes == whole.classes[:2]

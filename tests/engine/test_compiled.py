@@ -71,7 +71,7 @@ def test_a_phase_is_compiled_where_it_is_asked_for(lab, asked, wanted):
     assert len(asked) == (4 + 3 if wanted else 0)
     laboratory.learn(1)
     assert len(asked) == (3 * (4 + 3) if wanted else 0)  # the teacher too
-    assert left_compiled(*laboratory.method.parts().values(), laboratory.method.teacher) == []
+    assert left_compiled(*laboratory.method.parts.values(), laboratory.method.teacher) == []
 
 
 def test_a_runtime_compiles_nothing_by_default():
@@ -98,7 +98,7 @@ def test_three_tasks_are_learned_as_without_it_and_the_third_compiles_nothing(la
             disturb(laboratory.method.solver, key=index)
             laboratory.engine.execute(laboratory.method.phases(laboratory.task(index)))
         graphs.append(counters["stats"]["unique_graphs"])
-        assert left_compiled(*made.method.parts().values()) == []
+        assert left_compiled(*made.method.parts.values()) == []
     assert left_compiled(made.method.teacher) == []
     torch._dynamo.reset()
     assert graphs[0] < graphs[1] < graphs[2] == graphs[3]  # BatchNorm that trains, that is frozen; and no more

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from etag.experiments.store import RunDirectory, create_method, tensors
 
 from etag.core.options import RuntimeOptions
 from etag.data.scenario import build_scenario
@@ -19,7 +20,6 @@ from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import resolve
 from etag.experiments.run import run
-from etag.experiments.store import RunDirectory, create_method, tensors
 
 SETTINGS = {
     "data.train_per_class": 24,
@@ -96,13 +96,13 @@ def options():
 
 
 def test_two_processes_with_half_the_batch_equal_one(options, tmp_path):
-    alone, concat_images = tmp_path / "alone", tmp_path / "together"
+    alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
-    concat_images.mkdir()
+    together.mkdir()
     launch(RuntimeOptions(accelerator="cpu"), learn, alone)
-    launch(options, learn, concat_images, strategy="ddp_spawn")
+    launch(options, learn, together, strategy="ddp_spawn")
     for name in METHODS:
-        one, two = (np.load(folder / f"{name}.npz") for folder in (alone, concat_images))
+        one, two = (np.load(folder / f"{name}.npz") for folder in (alone, together))
         assert one.keys() == two.keys()
         for key, value in one.items():
             np.testing.assert_allclose(value, two[key], rtol=1e-4, atol=1e-6, err_msg=f"{name}: {key}")

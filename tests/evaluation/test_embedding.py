@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.evaluation.embedding import pick_rows, rows_of_some, tsne
+from etag.evaluation.embedding import LEAST_ROWS, pick_rows, rows_of_some, tsne
 
 LABELS = torch.tensor([2, 0, 1, 0, 2, 2, 0, 1, 1, 2])
 
@@ -25,13 +26,18 @@ def test_clusters_that_are_far_apart_stay_apart():
     assert torch.equal(labels[distances.argmin(1)], labels)
 
 
-def test_the_picture_is_the_same_for_the_same_seed():
+def test_the_points_are_the_same_for_the_same_seed():
     features = torch.randn(12, 4, generator=Stream.root(0).generator())
     assert tsne(features, seed=1) == tsne(features, seed=1)
 
 
-def test_four_rows_are_enough():
-    assert len(tsne(torch.eye(4), seed=0)) == 4
+def test_the_least_number_of_rows_is_enough():
+    assert len(tsne(torch.eye(LEAST_ROWS), seed=0)) == LEAST_ROWS
+
+
+def test_equal_rows_and_single_features_have_points_too():
+    assert tsne(np.ones((5, 3)), seed=0) == [[0.0, 0.0]] * 5
+    assert np.isfinite(tsne(np.arange(6.0).reshape(6, 1), seed=0)).all()
 
 
 def test_some_classes_of_each_task():

@@ -48,7 +48,7 @@ def test_tasks_that_show_the_same_classes_are_judged_apart():
 @pytest.fixture
 def learned(lab):
     """Two tasks of three learned by a solver whose head knows all classes."""
-    laboratory = lab("fine", {"head": "fixed", "argmax": "all"}, lr=0.01, epochs=3)
+    laboratory = lab("fine", {"head": {"growth": "fixed"}, "argmax": "all"}, lr=0.01, epochs=3)
     laboratory.learn(0, 1)
     return laboratory
 

@@ -1,12 +1,14 @@
 import pytest
 
 from etag.evaluation.metrics import (
-    DEFINITIONS,
+    METRICS,
+    Metric,
     average_accuracy,
     forgetting,
     forgetting_over_all_tasks,
     forgetting_per_task,
     step_accuracies,
+    stored_summary,
     summary,
 )
 
@@ -50,7 +52,7 @@ def test_a_single_task_forgets_nothing():
     assert summary([[0.8]], [5]) == pytest.approx(expected)
 
 
-def test_the_summary_names_every_definition():
+def test_the_summary_has_every_metric():
     expected = {
         "A_weighted": 1.94 / 3,
         "A_plain": 0.7,
@@ -60,9 +62,38 @@ def test_the_summary_names_every_definition():
         "last_accuracy": 0.4,
     }
     assert summary(FALLING, CLASSES) == pytest.approx(expected)
-    assert set(DEFINITIONS) == set(expected)
+    assert {metric.name for metric in METRICS} == set(expected)
 
 
-def test_classes_that_do_not_fit_the_matrix_are_noticed():
+def test_every_metric_says_what_it_is():
+    assert len({metric.name for metric in METRICS}) == len({metric.title for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert metric.definition
+        assert metric.better == ("lower" if metric.name.startswith("F_") else "higher")
+        assert metric.unit == ("points" if metric.name.startswith("F_") else "%")
+
+
+def stored(**values):
+    matrix = [[*row, *[None] * (3 - len(row))] for row in FALLING]
+    return {"accuracy_matrix": matrix, "classes_per_task": CLASSES, **values}
+
+
+def test_stored_values_are_used_and_missing_ones_computed():
+    found = stored_summary(stored(A_weighted=0.123))
+    assert found == pytest.approx(summary(FALLING, CLASSES) | {"A_weighted": 0.123})
+
+
+def test_classes_that_a_task_shows_again_count():
+    assert stored_summary(stored(classes_in_task=[2, 2, 2]))["A_weighted"] == pytest.approx(0.7)
+
+
+def test_a_new_metric_is_added_in_one_place(monkeypatch):
+    worst = Metric("worst", "Worst accuracy", "lowest in the matrix", "higher", lambda rows, _: min(map(min, rows)))
+    monkeypatch.setattr("etag.evaluation.metrics.METRICS", (*METRICS, worst))
+    assert summary(FALLING, CLASSES)["worst"] == 0.3
+    assert stored_summary(stored())["worst"] == 0.3, "also of runs that are older than the metric"
+
+
+def test_classes_that_do_not_fit_the_matrix_are_an_error():
     with pytest.raises(ValueError, match="shorter"):
         average_accuracy(FALLING, [4, 1], weighted=True)

@@ -24,14 +24,14 @@ def test_the_example_is_run_reported_and_saved_like_any_other(tmp_path):
     assert '"near"' in lines[-1]
     assert '"near"' not in lines[0], "the base task has no teacher"
     assert (tmp_path / "run" / "report.html").is_file()
-    # in a process of its own, which has not seen the plug-in yet
-    load = "from pathlib import Path; from etag.experiments.store import RunDirectory as R; "
-    said = []
-    for trusted in ("", f"trusted=[{str(FILE)!r}]"):
-        script = load + f"print(type(R(Path('run')).load_model({trusted})).__name__)"
-        said.append(subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True))
-    assert "is only run if you name it as a plug-in yourself" in said[0].stderr
-    assert said[1].stdout.strip() == "Near", said[1].stderr
+    # in a process of its own, which does not know the plug-in before it is loaded
+    load = "from etag.learner.model_directory import ModelDirectory; from etag.experiments import plugins; "
+    printed = []
+    for files in ([], [str(FILE)]):
+        script = load + f"plugins.load({files!r}); print(type(ModelDirectory('run').load_learner()[0]).__name__)"
+        printed.append(subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True))
+    assert "unknown method 'near'" in printed[0].stderr
+    assert printed[1].stdout.strip() == "Near", printed[1].stderr
 
 
 def test_the_example_is_listed_and_unknown_without_the_plug_in(tmp_path):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.examples.test_methods import METHODS
 from tests.examples.test_near import QUICK, etag
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -24,23 +25,24 @@ def shares(text):
 
 
 def test_folders(tmp_path):
-    said = run("folders.py", tmp_path)
-    assert "0, 1, 2, 3, 4:" in said
-    assert shares(said)[-1] > 50, "five digits, chance is 20"
+    printed = run("folders.py", tmp_path)
+    assert "0, 1, 2, 3, 4:" in printed
+    assert shares(printed)[-1] > 50, "five digits, chance is 20"
 
 
 def test_arrays(tmp_path):
-    said = run("arrays.py", tmp_path)
-    assert shares(said)[-1] > 40, "eight digits, chance is 12.5"
+    printed = run("arrays.py", tmp_path)
+    assert shares(printed)[-1] > 40, "eight digits, chance is 12.5"
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
 @pytest.mark.parametrize("method", ["fine", "etag"])
-def test_a_backbone_of_ones_own(tmp_path, method):
+def test_a_backbone_of_your_own(tmp_path, method):
     words = ["--plugin", EXAMPLES / "patches.py", "--set", "model.backbone=patches", "--method", method]
     done = etag("run", *words, *QUICK, "--set", "model.width=8", "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_every_example_is_tried():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"near.py", "folders.py", "arrays.py", "patches.py"}
+    tried = {"near.py", "folders.py", "arrays.py", "patches.py", *(file for file, _ in METHODS)}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tried

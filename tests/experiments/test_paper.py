@@ -86,11 +86,11 @@ def test_generative_methods(table):
     assert [numbers(value) for value in values] == [(a.A, a.A_std) for a in printed().generative.values()]
 
 
-def test_the_misprint_is_marked():
+def test_the_one_doubtful_value_is_marked():
     result = printed().table1["imagenet-sub-25"]["eewc"]
     assert (result.F, result.F_std) == (result.A, result.A_std)
-    assert printed().misprint("imagenet-sub-25", "eewc", "F") == "repeats the accuracy beside it"
-    assert printed().misprint("imagenet-sub-25", "eewc", "A") is None
+    assert printed().doubt("imagenet-sub-25", "eewc", "F") == "repeats the accuracy beside it"
+    assert printed().doubt("imagenet-sub-25", "eewc", "A") is None
 
 
 @pytest.mark.parametrize(

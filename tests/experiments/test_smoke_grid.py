@@ -15,6 +15,6 @@ def test_bench_then_report(tmp_path):
     assert report.returncode == 0, report.stderr
     page = (tmp_path / "page.html").read_text()
     assert "eTag minus each other method" in page
-    assert "etag run digits --method etag" in page, "the command of a run"
-    assert (tmp_path / "tables" / "table1.csv").is_file()
+    assert "etag run digits --method etag" in page, "the command that repeats a run"
+    assert (tmp_path / "tables" / "results-digits-b3-2x2.csv").is_file()
     assert json.loads((tmp_path / "results/smoke/b3-2x2/etag-seed0/metrics.json").read_text())["method"] == "etag"

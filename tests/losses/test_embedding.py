@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.embedding import (
-    auxiliary_cross_entropy,
-    auxiliary_divergence,
-    base_weights,
-    feature_distance,
-    solver_weights,
-)
+from etag.losses.embedding import auxiliary_cross_entropy, auxiliary_divergence, feature_distance
 
 
 def numbers(*shape, key="a", scale=2.0):
@@ -35,7 +29,7 @@ def test_equation_2_trains_every_output_of_every_stage():
     assert torch.autograd.gradcheck(lambda *x: auxiliary_cross_entropy(x, torch.tensor(LABELS)), tuple(stages))
 
 
-def test_equation_2_is_zero_for_the_certain():
+def test_equation_2_is_zero_for_certain_predictions():
     certain = torch.full((8, 12), -1e4)
     certain[torch.arange(8), torch.tensor(LABELS)] = 1e4
     assert auxiliary_cross_entropy([certain, certain], torch.tensor(LABELS)) == 0
@@ -53,7 +47,7 @@ def test_equation_3_is_the_distance_of_features(naive, reduction):
     assert torch.autograd.gradcheck(lambda x: feature_distance(x, teacher, reduction), student.requires_grad_())
 
 
-def test_the_papers_reduction_is_the_default():
+def test_the_default_reduction_is_that_of_the_paper():
     student, teacher = numbers(5, 4), numbers(5, 4, key="b")
     assert feature_distance(student, teacher) == feature_distance(student, teacher, "mean_norm")
 
@@ -67,15 +61,15 @@ def test_the_mean_of_norms_does_not_depend_on_the_batch_size_but_the_frobenius_n
 
 
 @pytest.mark.parametrize("reduction", ["mean_norm", "frobenius"])
-def test_equation_3_and_its_gradient_are_zero_where_nothing_has_changed(reduction):
+def test_equation_3_and_its_gradient_are_zero_for_equal_features(reduction):
     student = numbers(5, 4).requires_grad_()
     loss = feature_distance(student, student.detach().clone(), reduction)
     loss.backward()
     assert loss == 0
-    assert torch.count_nonzero(student.grad) == 0  # not NaN, which 0 / 0 would be
+    assert torch.count_nonzero(student.grad) == 0  # not NaN from 0 / 0
 
 
-def test_equation_3_pulls_every_image_with_the_same_force():
+def test_equation_3_has_a_gradient_of_equal_norm_for_every_image():
     student = numbers(5, 4).requires_grad_()
     feature_distance(student, numbers(5, 4, key="b")).backward()
     torch.testing.assert_close(student.grad.norm(dim=1), torch.full((5,), 1 / 5, dtype=torch.float64))
@@ -100,7 +94,7 @@ def test_equation_4_on_two_outputs_by_hand():
     assert auxiliary_divergence([2 * student], [2 * teacher], 2.0).item() == pytest.approx(4 * by_hand, rel=1e-6)
 
 
-def test_equation_4_trains_the_teachers_outputs_and_no_others():
+def test_equation_4_trains_only_the_outputs_of_the_teacher():
     student, teacher = numbers(8, 16).requires_grad_(), numbers(8, 12, key="b")
     auxiliary_divergence([student], [teacher], 3.0).backward()
     assert (student.grad[:, :12] != 0).all()
@@ -108,7 +102,7 @@ def test_equation_4_trains_the_teachers_outputs_and_no_others():
     assert torch.autograd.gradcheck(lambda x: auxiliary_divergence([x], [teacher], 3.0), student)
 
 
-def test_equation_4_and_its_gradient_are_zero_where_nothing_has_changed():
+def test_equation_4_and_its_gradient_are_zero_for_equal_logits():
     student = numbers(8, 12).requires_grad_()
     loss = auxiliary_divergence([student], [student.detach().clone()], 3.0)
     loss.backward()
@@ -116,41 +110,22 @@ def test_equation_4_and_its_gradient_are_zero_where_nothing_has_changed():
     torch.testing.assert_close(student.grad, torch.zeros_like(student.grad), atol=1e-15, rtol=0)
 
 
-def test_equation_4_stays_finite_for_extreme_teachers():
+def test_the_gradient_of_equation_4_is_finite_for_extreme_teachers():
     student = numbers(2, 3).float().requires_grad_()
     teacher = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, 1e4]])
     auxiliary_divergence([student], [teacher], 3.0).backward()
     assert student.grad.isfinite().all()
 
 
-def test_tau_squared_keeps_the_gradient_of_the_same_size():
-    def pull(tau):
+def test_tau_squared_makes_the_size_of_the_gradient_independent_of_tau():
+    def gradient_norm(tau):
         student = numbers(8, 12, scale=0.01).requires_grad_()
         auxiliary_divergence([student], [numbers(8, 12, key="b", scale=0.01)], tau).backward()
         return student.grad.norm().item()
 
-    assert pull(3.0) == pytest.approx(pull(1.0), rel=0.05)  # to first order in the logits
+    assert gradient_norm(3.0) == pytest.approx(gradient_norm(1.0), rel=0.05)  # to first order in the logits
 
 
-def test_student_and_teacher_must_have_as_many_stages():
+def test_student_and_teacher_need_equally_many_stages():
     with pytest.raises(ValueError, match=r"shorter|longer"):
         auxiliary_divergence([numbers(2, 3)] * 2, [numbers(2, 3)] * 3, 3.0)
-
-
-# -- Eqs. (8), (9) ---------------------------------------------------------------------------------
-
-
-def test_equation_8_is_a_plain_sum():
-    assert base_weights() == {"ce": 1, "aux_ce": 1}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "weights"),
-    [
-        ((5.0, 5.0), {"ce": 1, "replay": 5, "l2": 5, "kl": 5}),
-        ((5.0, 5.0, True), {"ce": 1 / 6, "replay": 5 / 6, "l2": 5, "kl": 5}),  # the release
-        ((5.0, 2.0), {"ce": 1, "replay": 5, "l2": 2, "kl": 2}),
-    ],
-)
-def test_equation_9_weighs_distillation_by_lambda(arguments, weights):
-    assert solver_weights(*arguments) == pytest.approx(weights)

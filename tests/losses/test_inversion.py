@@ -1,4 +1,4 @@
-"""ABD's losses of made images: against plain arithmetic, at their zero, and their gradients."""
+"""ABD's losses on generated images: against naive computations, at zero, and their gradients."""
 
 import math
 
@@ -6,25 +6,25 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.inversion import class_balance, confidence, roughness, statistics_divergence
+from etag.losses.inversion import class_balance, confidence, smoothness_penalty, statistics_divergence
 
 
 def numbers(*shape, key="a"):
     return torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).generator(key, *shape))
 
 
-def test_confidence_is_the_cross_entropy_with_the_own_answer(naive):
+def test_confidence_is_the_cross_entropy_with_the_most_likely_class(naive):
     logits = numbers(6, 4)
-    answers = [max(range(4), key=row.__getitem__) for row in naive.rows(logits)]
-    expected = naive.cross_entropy(logits / 1000, answers)
+    predictions = [max(range(4), key=row.__getitem__) for row in naive.rows(logits)]
+    expected = naive.cross_entropy(logits / 1000, predictions)
     assert confidence(logits, 1000.0).item() == pytest.approx(expected, rel=1e-12)
-    sure = torch.tensor([[1e6, 0.0], [0.0, 1e6]])
-    assert confidence(sure, 1.0).item() == 0
+    certain = torch.tensor([[1e6, 0.0], [0.0, 1e6]])
+    assert confidence(certain, 1.0).item() == 0
 
 
-def test_balance_is_0_where_classes_are_equally_frequent_and_1_where_one_has_all(naive):
+def test_class_balance_is_0_for_equal_shares_and_1_for_a_single_class(naive):
     assert class_balance(torch.zeros(5, 4)).item() == pytest.approx(0, abs=1e-6)
-    assert class_balance(1e6 * torch.eye(4)).item() == pytest.approx(0, abs=1e-6), "over the batch, not each row"
+    assert class_balance(1e6 * torch.eye(4)).item() == pytest.approx(0, abs=1e-6), "over the batch, not per row"
     one = torch.zeros(5, 4)
     one[:, 2] = 1e6
     assert class_balance(one).item() == 1, "and not NaN, although p is 0 elsewhere"
@@ -36,34 +36,34 @@ def test_balance_is_0_where_classes_are_equally_frequent_and_1_where_one_has_all
     assert class_balance(logits).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_statistics_diverge_as_gaussians_do():
-    mean, wanted_mean = numbers(3), numbers(3, key="b")
-    variance, wanted_variance = numbers(3, key="c").square() + 0.1, numbers(3, key="d").square() + 0.1
+def test_statistics_divergence_is_the_divergence_of_gaussians():
+    mean, target_mean = numbers(3), numbers(3, key="b")
+    variance, target_variance = numbers(3, key="c").square() + 0.1, numbers(3, key="d").square() + 0.1
     gaussian = torch.distributions.Normal
     expected = torch.distributions.kl_divergence(
-        gaussian(wanted_mean, wanted_variance.sqrt()), gaussian(mean, variance.sqrt())
+        gaussian(target_mean, target_variance.sqrt()), gaussian(mean, variance.sqrt())
     ).mean()
-    found = statistics_divergence(mean, variance, wanted_mean, wanted_variance)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    result = statistics_divergence(mean, variance, target_mean, target_variance)
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
 
 
-def test_statistics_that_agree_diverge_by_0_and_pull_nowhere():
+def test_statistics_divergence_and_its_gradient_are_zero_for_equal_statistics():
     mean, variance = numbers(3).requires_grad_(), (numbers(3, key="b").square() + 0.1).requires_grad_()
-    found = statistics_divergence(mean, variance, mean.detach(), variance.detach())
-    found.backward()
-    assert found.item() == pytest.approx(0, abs=1e-12)
+    result = statistics_divergence(mean, variance, mean.detach(), variance.detach())
+    result.backward()
+    assert result.item() == pytest.approx(0, abs=1e-12)
     assert mean.grad.abs().max() < 1e-12
     assert variance.grad.abs().max() < 1e-12
 
 
-def test_roughness_is_what_a_blur_takes_away(naive):
+def test_smoothness_penalty_is_the_squared_difference_to_the_blurred_image(naive):
     images = numbers(2, 3, 6, 7)
     values = naive.rows(images)
     line = [math.exp(-((x / 2) ** 2)) for x in range(-2, 3)]
     total = sum(line)
 
-    def reflected(place, size):
-        return -place if place < 0 else 2 * size - 2 - place if place >= size else place
+    def reflected(index, size):
+        return -index if index < 0 else 2 * size - 2 - index if index >= size else index
 
     squares = []
     for image in values:
@@ -76,12 +76,12 @@ def test_roughness_is_what_a_blur_takes_away(naive):
                         for j in range(-2, 3)
                     )
                     squares.append((channel[y][x] - blurred) ** 2)
-    assert roughness(images).item() == pytest.approx(sum(squares) / len(squares), rel=1e-10)
-    assert roughness(torch.full((2, 3, 8, 8), 0.7)).item() == pytest.approx(0, abs=1e-12)
+    assert smoothness_penalty(images).item() == pytest.approx(sum(squares) / len(squares), rel=1e-10)
+    assert smoothness_penalty(torch.full((2, 3, 8, 8), 0.7)).item() == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    "loss", [lambda x: confidence(x.flatten(1), 3.0), lambda x: class_balance(x.flatten(1)), roughness]
+    "loss", [lambda x: confidence(x.flatten(1), 3.0), lambda x: class_balance(x.flatten(1)), smoothness_penalty]
 )
-def test_gradients(loss):
+def test_gradients_are_correct(loss):
     assert torch.autograd.gradcheck(loss, numbers(3, 1, 4, 4).requires_grad_())

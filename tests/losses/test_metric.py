@@ -11,9 +11,9 @@ def numbers(*shape, key="a", scale=1.0):
     return scale * torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).generator(key, *shape))
 
 
-LABELS = torch.tensor([0, 1, 4, 2, 5, 0])  # of three old classes and three new ones
+LABELS = torch.tensor([0, 1, 4, 2, 5, 0])  # three old classes, three new ones
 
-# -- Lucir's ranking -------------------------------------------------------------------------------
+# -- Lucir's margin ranking ------------------------------------------------------------------------
 
 
 def naive_ranking(rows, labels, old, margin, hardest):
@@ -26,15 +26,15 @@ def naive_ranking(rows, labels, old, margin, hardest):
 
 
 @pytest.mark.parametrize("hardest", [1, 2, 3, 10])  # there are three
-def test_old_images_are_ranked_above_their_nearest_new_classes(naive, hardest):
+def test_margin_ranking_compares_old_images_with_their_most_similar_new_classes(naive, hardest):
     cosines = numbers(6, 6).tanh()
     expected = naive_ranking(naive.rows(cosines), LABELS.tolist(), 3, 0.5, hardest)
-    found = margin_ranking(cosines, LABELS, 3, 0.5, hardest)
-    assert found.item() == pytest.approx(expected, rel=1e-12)
+    result = margin_ranking(cosines, LABELS, 3, 0.5, hardest)
+    assert result.item() == pytest.approx(expected, rel=1e-12)
     assert torch.autograd.gradcheck(lambda x: margin_ranking(x, LABELS, 3, 0.5, hardest), cosines.requires_grad_())
 
 
-def test_the_ranking_by_hand():
+def test_margin_ranking_computed_by_hand():
     cosines = torch.tensor([[0.9, 0.0, 0.7, 0.1, 0.5], [0.2, 0.3, 0.9, 0.9, 0.9]], requires_grad=True)
     loss = margin_ranking(cosines, torch.tensor([0, 2]), old=2)  # margin 0.5, two classes
     loss.backward()
@@ -42,7 +42,7 @@ def test_the_ranking_by_hand():
     assert cosines.grad.tolist() == [[-1, 0, 0.5, 0, 0.5], [0] * 5]  # the second image is of a new class
 
 
-def test_what_is_above_by_the_margin_is_left_alone():
+def test_margin_ranking_is_zero_beyond_the_margin():
     cosines = torch.tensor([[0.9, 0.0, 0.3, 0.39]], requires_grad=True)
     loss = margin_ranking(cosines, torch.tensor([0]), old=2)
     loss.backward()
@@ -50,12 +50,12 @@ def test_what_is_above_by_the_margin_is_left_alone():
     assert torch.count_nonzero(cosines.grad) == 0
 
 
-def test_there_is_nothing_to_rank_without_old_images():
+def test_margin_ranking_is_zero_without_old_images():
     cosines = numbers(3, 6).requires_grad_()
     loss = margin_ranking(cosines, torch.tensor([3, 4, 5]), old=3)
     loss.backward()
     assert loss == 0
-    assert torch.count_nonzero(cosines.grad) == 0  # not NaN, which 0 / 0 would be
+    assert torch.count_nonzero(cosines.grad) == 0  # not NaN from 0 / 0
 
 
 # -- PODNet's NCA ----------------------------------------------------------------------------------
@@ -64,13 +64,13 @@ def test_there_is_nothing_to_rank_without_old_images():
 def naive_neighborhood(rows, labels, scale, margin):
     total = 0.0
     for row, label in zip(rows, labels, strict=True):
-        others = math.log(sum(math.exp(value) for place, value in enumerate(row) if place != label))
+        others = math.log(sum(math.exp(value) for index, value in enumerate(row) if index != label))
         total += max(0.0, others - (row[label] - scale * margin))
     return total / len(rows)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.6])
-def test_the_positive_less_a_margin_is_set_against_all_others(naive, margin):
+def test_nca_loss_compares_the_right_class_minus_a_margin_with_all_others(naive, margin):
     scaled, scale = numbers(6, 6, scale=4.0), torch.tensor(3.0, dtype=torch.float64)
     expected = naive_neighborhood(naive.rows(scaled), LABELS.tolist(), 3.0, margin)
     assert nca_loss(scaled, LABELS, scale, margin).item() == pytest.approx(expected, rel=1e-12)
@@ -78,20 +78,20 @@ def test_the_positive_less_a_margin_is_set_against_all_others(naive, margin):
     assert torch.autograd.gradcheck(lambda x, s: nca_loss(x, LABELS, s, margin), inputs)
 
 
-def test_the_margin_is_the_papers_by_default():
+def test_the_default_margin_of_nca_loss_is_that_of_the_paper():
     scaled, scale = numbers(6, 6), torch.tensor(3.0).double()
     assert nca_loss(scaled, LABELS, scale) == nca_loss(scaled, LABELS, scale, 0.6)
 
 
-def test_the_margin_is_taken_from_the_positive_only_and_is_scaled():
+def test_nca_loss_subtracts_the_scaled_margin_from_the_right_class_only():
     scaled, scale = torch.zeros(2, 4), torch.tensor(3.0, requires_grad=True)
     loss = nca_loss(scaled, torch.tensor([1, 2]), scale, 0.6)
     loss.backward()
-    assert loss.item() == pytest.approx(math.log(3) + 3 * 0.6)  # taken from all, it would cancel
+    assert loss.item() == pytest.approx(math.log(3) + 3 * 0.6)  # subtracted from all classes, it would cancel
     assert scale.grad.item() == pytest.approx(0.6)
 
 
-def test_what_is_won_by_the_margin_is_not_pushed_further():
+def test_nca_loss_is_zero_beyond_the_margin():
     scaled = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 1.0]], requires_grad=True)
     loss = nca_loss(scaled, torch.tensor([0, 2]), torch.tensor(1.0))
     loss.backward()
@@ -100,54 +100,54 @@ def test_what_is_won_by_the_margin_is_not_pushed_further():
     torch.testing.assert_close(scaled.grad[1], torch.tensor([0.25, 0.25, -0.5]))
 
 
-def test_the_certain_cost_nothing():
+def test_nca_loss_is_zero_for_certain_predictions():
     certain = torch.full((6, 6), -1e4).scatter(1, LABELS[:, None], 1e4)
     assert nca_loss(certain, LABELS, torch.tensor(1.0)) == 0
 
 
-def test_one_class_alone_costs_nothing():
-    alone = numbers(3, 1).requires_grad_()
-    loss = nca_loss(alone, torch.zeros(3, dtype=torch.long), torch.tensor(1.0))
+def test_nca_loss_of_a_single_class_is_zero():
+    single = numbers(3, 1).requires_grad_()
+    loss = nca_loss(single, torch.zeros(3, dtype=torch.long), torch.tensor(1.0))
     loss.backward()
     assert loss == 0
-    assert torch.count_nonzero(alone.grad) == 0  # not NaN, which inf - inf would be
+    assert torch.count_nonzero(single.grad) == 0  # not NaN from inf - inf
 
 
-# -- and as released -------------------------------------------------------------------------------
+# -- PODNet's NCA as released ----------------------------------------------------------------------
 
 
 def naive_release(rows, labels, scale, margin):
-    """From similarities: the margin from each of them, the largest subtracted, the positive's place at exp(0)."""
+    """As released: subtract the margin from all similarities, then the largest; the right class counts as exp(0)."""
     total = 0.0
     for row, label in zip(rows, labels, strict=True):
         scaled = [scale * (value - margin) for value in row]
         shifted = [value - max(scaled) for value in scaled]
-        left = [0.0 if place == label else value for place, value in enumerate(shifted)]
+        left = [0.0 if index == label else value for index, value in enumerate(shifted)]
         total -= shifted[label] - math.log(sum(math.exp(value) for value in left))
     return total / len(rows)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.6])
-def test_the_release_loses_its_margin_and_adds_one_to_the_denominator(naive, margin):
+def test_the_released_nca_loss_cancels_its_margin_and_adds_one_to_the_denominator(naive, margin):
     similarities = numbers(6, 6)
     expected = naive_release(naive.rows(similarities), LABELS.tolist(), 3.0, margin)
-    found = nca_loss_as_released(3 * similarities, LABELS)  # it is not told of a margin
-    assert found.item() == pytest.approx(expected, rel=1e-12)
+    result = nca_loss_as_released(3 * similarities, LABELS)  # it has no margin argument
+    assert result.item() == pytest.approx(expected, rel=1e-12)
     assert torch.autograd.gradcheck(lambda x: nca_loss_as_released(x, LABELS), similarities.requires_grad_())
 
 
-def test_the_release_on_equal_similarities_by_hand():
+def test_the_released_nca_loss_of_equal_similarities_computed_by_hand():
     similarities = torch.full((1, 4), 2.5, requires_grad=True)
     loss = nca_loss_as_released(similarities, torch.tensor([1]))
     loss.backward()
-    assert loss.item() == pytest.approx(math.log(1 + 3))  # the others alone would make log 3
+    assert loss.item() == pytest.approx(math.log(1 + 3))  # the others single would give log 3
     gradient = similarities.grad[0]  # 1/4 for every other class; the largest, one of them all, gets 1/4 more
     assert gradient.sum().item() == pytest.approx(0)
     assert gradient[1] < 0
     assert (gradient[[0, 2, 3]] >= 0.25).all()
 
 
-def test_the_releases_term_for_the_certain_is_zero_too():
+def test_the_released_nca_loss_is_zero_for_certain_predictions():
     certain = torch.full((6, 6), -1e4).scatter(1, LABELS[:, None], 1e4).requires_grad_()
     loss = nca_loss_as_released(certain, LABELS)
     loss.backward()
@@ -155,6 +155,6 @@ def test_the_releases_term_for_the_certain_is_zero_too():
     assert torch.count_nonzero(certain.grad) == 0
 
 
-def test_the_two_forms_differ():
+def test_the_two_nca_losses_differ():
     scaled = numbers(6, 6)
     assert nca_loss_as_released(scaled, LABELS) != nca_loss(scaled, LABELS, torch.tensor(1.0).double(), 0.0)

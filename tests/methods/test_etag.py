@@ -1,3 +1,5 @@
+"""eTag: Eqs. (8) and (9) one number at a time, what each option changes, and what a task does."""
+
 import math
 from copy import deepcopy
 from dataclasses import replace
@@ -6,64 +8,41 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from etag.methods.parts.ratio import class_ratio
 
 from etag.core.options import TrainOptions
 from etag.core.outputs import Need
 from etag.core.random import Placement, Stream
-from etag.core.scenario import Task
 from etag.data.preprocess import Preprocess
-from etag.data.scenario import parse_split
+from etag.methods.abilities import CanForget, CanUpdate, GeneratesFeatures, GeneratesImages
 from etag.methods.base import Context
 from etag.methods.etag import EtagOptions
+from etag.methods.parts.fidelity import FidelityOptions
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
+from etag.models.heads import HeadOptions
 
 RELEASE = {
-    "ratio": "integer",
-    "ce_normalize": True,
-    "l2_reduction": "frobenius",
-    "l2_views": "all",
-    "head": "fixed",
-    "ce_new_support": "all",
-    "ce_replay_support": "all",
-    "argmax": "all",
-    "embedding": {"num_aux": 4, "aux_new": "fixed", "ratio": "integer", "batch_norm": "views"},
+    "head": {"growth": "fixed"},
+    "embedding": {"last_stage": True},
     "generator": {"last_task": False},
+    "fidelity": {
+        "ratio": "integer",
+        "normalize_ce": True,
+        "l2_reduction": "frobenius",
+        "l2_views": "all",
+        "ce_new": "all",
+        "ce_replay": "all",
+        "argmax": "all",
+        "aux_classes": "all",
+        "aux_batch_norm": "views",
+    },
 }
-
-# -- the ratio of old classes to new ones ----------------------------------------------------------
-
-
-def tasks_of(split):
-    sizes = parse_split(split)
-    return [Task(t, sum(sizes[:t]), new, None, None, base=sizes[0]) for t, new in enumerate(sizes)]
-
-
-@pytest.mark.parametrize(
-    ("split", "ratios"), [("b50-5x10", range(5, 10)), ("b50-10x5", range(10, 20)), ("b0-4x25", range(1, 4))]
-)
-def test_the_two_ratios_agree_where_the_step_divides_the_base(split, ratios):
-    for kind in ("integer", "exact"):
-        assert [class_ratio(task, kind) for task in tasks_of(split)[1:]] == list(ratios)
-
-
-def test_the_releases_ratio_is_rounded_down():
-    first = tasks_of("b40-20x3")[1]
-    assert class_ratio(first, "integer") == 13
-    assert class_ratio(first, "exact") == pytest.approx(40 / 3)
-
-
-@pytest.mark.parametrize("kind", ["integer", "exact"])
-def test_nothing_is_old_at_the_base_task(kind):
-    assert class_ratio(tasks_of("b50-5x10")[0], kind) == 0
-
 
 # -- the solver's objective, one number at a time --------------------------------------------------
 
 
-def said(solver, images, turns):
-    """What a solver says of quarter turn r of image k (row k * turns + r), stage by stage, in float64."""
+def outputs(solver, images, turns):
+    """A solver's outputs for quarter turn r of image k (row k * turns + r), stage by stage, in float64."""
     net = deepcopy(solver).double().eval()
     turned = np.stack([np.rot90(image, r, axes=(1, 2)) for image in images.double().numpy() for r in range(turns)])
     with torch.no_grad():
@@ -79,38 +58,37 @@ def naive_terms(naive, laboratory, index, batch):
     """Eq. (8) at the base task, Eq. (9) after it, from the networks and the step's draws."""
     method, task, o = laboratory.method, laboratory.task(index), laboratory.method.options
     solver, labels = method.solver, batch.labels.tolist()
-    e, turns = o.embedding, {"rotation": 4, "none": 1}[o.embedding.views]
-    student = said(solver, batch.inputs, turns)
+    e, f, turns = o.embedding, o.fidelity, {"rotation": 4, "none": 1}[o.embedding.views]
+    student = outputs(solver, batch.inputs, turns)
     logits = naive.head(solver.head, student.features[::turns])
-    terms = {"ce": naive.cross_entropy(logits, labels, naive.outputs_in(o.ce_new_support, task, solver.head))}
+    terms = {"ce": naive.cross_entropy(logits, labels, naive.outputs_in(f.ce_new, task, solver.head))}
     student_logits = [naive.head(a.head, f) for a, f in zip(solver.auxiliaries, student.auxiliary, strict=True)]
     view_labels = [turns * label + r for label in labels for r in range(turns)]
-    if index == 0 or e.aux_new == "ce":
-        terms["aux_ce"] = e.weight * sum(naive.cross_entropy(stage, view_labels) for stage in student_logits)
     if index == 0:
+        terms["aux_ce"] = sum(naive.cross_entropy(stage, view_labels) for stage in student_logits)
         return terms
 
     ratios = {"exact": task.old / task.new, "integer": task.base // task.new + index - 1}
-    ratio = ratios[o.ratio]
+    ratio = ratios[f.ratio]
     lambda_ce = ratio if o.lambda_ce is None else o.lambda_ce
-    lambda_kd = (ratio if o.lambda_kd is None else o.lambda_kd) * o.kd_weight
-    rows, latent = o.replay_batch or len(labels), o.generator.latent
+    lambda_l2 = ratio if o.lambda_l2 is None else o.lambda_l2
+    rows, latent = len(labels), o.generator.latent
     old_labels = batch.draws.integers("replay labels", 0, task.old, rows).tolist()
     codes = batch.draws.normal("replay codes", rows, latent)
-    replayed = naive.head(solver.head, naive.decode(method.replay.old.network, codes, old_labels))
-    competing = naive.outputs_in(o.ce_replay_support, task, solver.head)
+    replayed = naive.head(solver.head, naive.decode(method.generator.old.network, codes, old_labels))
+    competing = naive.outputs_in(f.ce_replay, task, solver.head)
     terms["replay"] = lambda_ce * naive.cross_entropy(replayed, old_labels, competing)
-    if o.ce_normalize:
+    if f.normalize_ce:
         terms["ce"] /= 1 + lambda_ce
         terms["replay"] /= 1 + lambda_ce
 
-    teacher = said(method.teacher.network, batch.inputs, turns)
-    every = turns if o.l2_views == "plain" else 1
+    teacher = outputs(method.teacher.network, batch.inputs, turns)
+    every = turns if f.l2_views == "plain" else 1
     squares = naive.squares(student.features[::every], teacher.features[::every])
     mean_norm = sum(map(math.sqrt, squares)) / len(squares)
-    terms["l2"] = lambda_kd * (mean_norm if o.l2_reduction == "mean_norm" else math.sqrt(sum(squares)))
+    terms["l2"] = lambda_l2 * (mean_norm if f.l2_reduction == "mean_norm" else math.sqrt(sum(squares)))
     terms["kl"] = 0.0
-    weight = e.weight * (ratios[e.ratio] if e.lambda_kd is None else e.lambda_kd)
+    weight = ratio if e.lambda_kl is None else e.lambda_kl
     for stage in range(3):
         old = naive.head(method.teacher.network.auxiliaries[stage].head, teacher.auxiliary[stage])
         terms["kl"] += weight * naive.divergence(student_logits[stage], old, e.tau)
@@ -125,7 +103,7 @@ def at_task(lab, disturb):
         laboratory = lab("etag", options, **train)
         for begun in range(index + 1):
             laboratory.begin(begun)
-            for part in laboratory.method.parts().values():
+            for part in laboratory.method.parts.values():
                 disturb(part, key=begun)
         return laboratory, next(laboratory.method.phases(laboratory.task(index)))
 
@@ -149,35 +127,31 @@ def test_the_objective_is_the_papers_equation_or_the_releases_code(naive, at_tas
     assert min(terms.values()) > 1e-3
 
 
+FIXED = {"head": {"growth": "fixed"}}
+
 # what an option is compared with, its other value, and the terms that must change
 SWITCHES = {
-    "ratio": ({}, {"ratio": "integer"}, {"replay", "l2"}),
-    "ce_normalize": ({}, {"ce_normalize": True}, {"ce", "replay"}),
     "lambda_ce": ({}, {"lambda_ce": 4.0}, {"replay"}),
-    "lambda_ce normalized": ({"ce_normalize": True}, {"ce_normalize": True, "lambda_ce": 4.0}, {"ce", "replay"}),
-    "lambda_kd": ({}, {"lambda_kd": 4.0}, {"l2"}),
-    "kd_weight": ({}, {"kd_weight": 0.5}, {"l2"}),
-    "l2_reduction": ({}, {"l2_reduction": "frobenius"}, {"l2"}),
-    "l2_views": ({}, {"l2_views": "all"}, {"l2"}),
-    "ce_new_support new": ({}, {"ce_new_support": "new"}, {"ce"}),
-    "ce_new_support all": ({"head": "fixed"}, {"head": "fixed", "ce_new_support": "all"}, {"ce"}),
-    "ce_replay_support old": ({}, {"ce_replay_support": "old"}, {"replay"}),
-    "ce_replay_support all": ({"head": "fixed"}, {"head": "fixed", "ce_replay_support": "all"}, {"replay"}),
-    "replay_batch": ({}, {"replay_batch": 5}, {"replay"}),
-    "embedding ratio": ({}, {"embedding": {"ratio": "integer"}}, {"kl"}),
-    "embedding lambda_kd": ({}, {"embedding": {"lambda_kd": 4.0}}, {"kl"}),
-    "embedding weight": ({}, {"embedding": {"weight": 0.5}}, {"kl"}),
-    "embedding weight with aux_new": (
-        {"embedding": {"aux_new": "ce"}},
-        {"embedding": {"aux_new": "ce", "weight": 0.5}},
-        {"kl", "aux_ce"},
+    "lambda_l2": ({}, {"lambda_l2": 4.0}, {"l2"}),
+    "ratio": ({}, {"fidelity": {"ratio": "integer"}}, {"replay", "l2", "kl"}),
+    "normalize_ce": ({}, {"fidelity": {"normalize_ce": True}}, {"ce", "replay"}),
+    "lambda_ce normalized": (
+        {"fidelity": {"normalize_ce": True}},
+        {"fidelity": {"normalize_ce": True}, "lambda_ce": 4.0},
+        {"ce", "replay"},
     ),
-    "embedding views": ({}, {"embedding": {"views": "none"}}, {"kl"}),
-    "embedding batch_norm": ({}, {"embedding": {"batch_norm": "views"}}, set()),
+    "l2_reduction": ({}, {"fidelity": {"l2_reduction": "frobenius"}}, {"l2"}),
+    "l2_views": ({}, {"fidelity": {"l2_views": "all"}}, {"l2"}),
+    "ce_new new": ({}, {"fidelity": {"ce_new": "new"}}, {"ce"}),
+    "ce_new all": (FIXED, FIXED | {"fidelity": {"ce_new": "all"}}, {"ce"}),
+    "ce_replay old": ({}, {"fidelity": {"ce_replay": "old"}}, {"replay"}),
+    "ce_replay all": (FIXED, FIXED | {"fidelity": {"ce_replay": "all"}}, {"replay"}),
+    "lambda_kl": ({}, {"embedding": {"lambda_kl": 4.0}}, {"kl"}),
+    "views": ({}, {"embedding": {"views": "none"}}, {"kl"}),
+    "aux_batch_norm": ({}, {"fidelity": {"aux_batch_norm": "views"}}, set()),
     "tau": ({}, {"embedding": {"tau": 1.0}}, {"kl"}),
-    "aux_new ce": ({}, {"embedding": {"aux_new": "ce"}}, {"aux_ce"}),
-    "aux_new fixed": ({}, {"embedding": {"aux_new": "fixed"}}, {"kl"}),
-    "num_aux": ({}, {"embedding": {"num_aux": 4}}, set()),
+    "aux_classes": ({}, {"fidelity": {"aux_classes": "all"}}, {"kl"}),
+    "last_stage": ({}, {"embedding": {"last_stage": True}}, set()),
 }
 
 
@@ -195,11 +169,9 @@ def test_each_option_changes_its_own_terms_as_it_says(naive, at_task, switch):
     "options",
     [
         {},
-        {"l2_views": "all"},
-        {"replay_batch": 6},
-        {"embedding": {"aux_new": "ce"}},
-        {"embedding": {"aux_new": "ce", "views_per_image": 1}},
-        {"l2_views": "all", "embedding": {"views_per_image": 3}},
+        {"fidelity": {"l2_views": "all"}},
+        {"embedding": {"views_per_image": 1}},
+        {"fidelity": {"l2_views": "all"}, "embedding": {"views_per_image": 3}},
     ],
     ids=str,
 )
@@ -226,14 +198,11 @@ def test_student_and_teacher_agree_when_a_task_begins(lab):
 @pytest.mark.parametrize(
     ("options", "absent"),
     [
-        ({"lambda_kd": 0.0}, {"l2"}),
-        ({"kd_weight": 0.0}, {"l2"}),
-        ({"embedding": {"lambda_kd": 0.0}}, {"kl"}),
-        ({"embedding": {"weight": 0.0}}, {"kl"}),
+        ({"lambda_l2": 0.0}, {"l2"}),
+        ({"embedding": {"lambda_kl": 0.0}}, {"kl"}),
         ({"embedding": None}, {"kl"}),
-        ({"lambda_kd": 0.0, "embedding": {"lambda_kd": 0.0}}, {"l2", "kl"}),
-        ({"kd_weight": 0.0, "embedding": {"weight": 0.0}}, {"l2", "kl"}),
-        ({"kd_weight": 0.0, "embedding": None}, {"l2", "kl"}),
+        ({"lambda_l2": 0.0, "embedding": {"lambda_kl": 0.0}}, {"l2", "kl"}),
+        ({"lambda_l2": 0.0, "embedding": None}, {"l2", "kl"}),
         ({"lambda_ce": 0.0}, {"replay"}),
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
@@ -243,10 +212,10 @@ def test_a_weight_of_zero_leaves_the_term_out(at_task, options, absent):
     rows, old = [], []
     laboratory.method.solver.backbone.stages[0].register_forward_hook(lambda _, x, __: rows.append(len(x[0])))
     laboratory.method.teacher.network.backbone.stages[0].register_forward_hook(lambda *_: old.append("teacher"))
-    laboratory.method.replay.old.network.decoder.register_forward_hook(lambda *_: old.append("generator"))
+    laboratory.method.generator.old.network.decoder.register_forward_hook(lambda *_: old.append("generator"))
     _, terms = computed(phase)
     assert set(terms) == {"ce", "replay", "l2", "kl"} - absent
-    # views are made for embedding distillation; the teacher is asked for either kind, the old generator for replay
+    # views serve embedding distillation; the teacher serves either distillation, the old generator serves replay
     asked = [] if "replay" in absent else ["generator"]
     asked += [] if absent >= {"l2", "kl"} else ["teacher"]
     assert (rows, sorted(old)) == ([12 if "kl" in absent else 48], asked)
@@ -305,12 +274,12 @@ def statistics(method):
 
 
 @pytest.mark.parametrize(
-    ("options", "apart"), [({}, True), ({"batch_norm": "images"}, True), ({"batch_norm": "views"}, False)]
+    ("options", "apart"), [({}, True), ({"aux_batch_norm": "images"}, True), ({"aux_batch_norm": "views"}, False)]
 )
 @pytest.mark.parametrize("index", [0, 1])
 def test_what_the_backbone_remembers_of_a_step_is_of_the_images_or_of_all_views(lab, options, apart, index):
     """By default as without auxiliaries; all views together as in the release."""
-    etag = lab("etag", {"embedding": options, "batch_norm": "train"}, steps=1)
+    etag = lab("etag", {"fidelity": options, "batch_norm": "train"}, steps=1)
     fine = lab("fine", steps=1)
     for laboratory in (etag, fine):
         laboratory.begin(*range(index + 1))
@@ -338,7 +307,7 @@ def test_the_old_networks_do_not_change_while_a_task_is_learned(lab, snapshot):
     laboratory = lab("etag")
     laboratory.learn(0)
     laboratory.begin(1)
-    old = {"teacher": laboratory.method.teacher, "generator": laboratory.method.replay.old}
+    old = {"teacher": laboratory.method.teacher, "generator": laboratory.method.generator.old}
     before = {name: snapshot(module) for name, module in old.items()}
     laboratory.engine.execute(laboratory.method.phases(laboratory.task(1)))
     for name, module in old.items():
@@ -377,7 +346,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(lab, snaps
     def learned(seed):
         laboratory = lab("etag", seed=seed)
         laboratory.learn(0, 1)
-        return snapshot(laboratory.method.solver) | snapshot(laboratory.method.replay.generator)
+        return snapshot(laboratory.method.solver) | snapshot(laboratory.method.generator.network)
 
     first, again, other = learned(0), learned(0), learned(1)
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -386,7 +355,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(lab, snaps
 
 def test_a_term_of_weight_zero_is_no_term_at_all(lab, snapshot):
     """Without distillation and replay, what is left of eTag after the base task is fine-tuning."""
-    alone = lab("etag", {"lambda_kd": 0.0, "lambda_ce": 0.0, "batch_norm": "train", "embedding": {"lambda_kd": 0.0}})
+    alone = lab("etag", {"lambda_l2": 0.0, "lambda_ce": 0.0, "batch_norm": "train", "embedding": {"lambda_kl": 0.0}})
     fine = lab("fine")
     for laboratory in (alone, fine):
         laboratory.begin(0)
@@ -396,9 +365,8 @@ def test_a_term_of_weight_zero_is_no_term_at_all(lab, snapshot):
     assert all(torch.equal(value, learned[name]) for name, value in fine.method.solver.state_dict().items())
 
 
-@pytest.mark.parametrize("embedding", [None, {"weight": 0.0}])
-def test_without_any_of_its_parts_it_is_fine_tuning_from_the_base_task_on(lab, snapshot, embedding):
-    alone = lab("etag", {"lambda_kd": 0.0, "lambda_ce": 0.0, "batch_norm": "train", "embedding": embedding})
+def test_without_any_of_its_parts_it_is_fine_tuning_from_the_base_task_on(lab, snapshot):
+    alone = lab("etag", {"lambda_l2": 0.0, "lambda_ce": 0.0, "batch_norm": "train", "embedding": None})
     fine = lab("fine")
     for laboratory in (alone, fine):
         for index in (0, 1):
@@ -424,36 +392,77 @@ def test_the_whole_of_etag_has_43_203_044_parameters():
     )
     method = METHODS["etag"](EtagOptions(name="etag"), context)
     method.rebuild([100])
-    assert sum(p.numel() for part in method.parts().values() for p in part.parameters()) == 43_203_044
+    assert sum(p.numel() for part in method.parts.values() for p in part.parameters()) == 43_203_044
 
 
-def test_the_defaults_are_the_papers():
+def test_the_defaults_are_those_of_the_paper():
     o = EtagOptions(name="etag")
-    assert (o.ratio, o.ce_normalize, o.kd_weight, o.l2_reduction, o.l2_views) == (
-        "exact",
-        False,
-        1,
-        "mean_norm",
-        "plain",
-    )
-    assert (o.lambda_ce, o.lambda_kd, o.lambda_vae, o.replay_batch) == (None, None, None, None)
-    assert (o.ce_new_support, o.ce_replay_support, o.argmax, o.head, o.batch_norm) == (
-        *3 * ["seen"],
-        "growing",
-        "frozen",
-    )
-    assert (o.embedding.tau, o.embedding.num_aux, o.embedding.aux_new) == (3.0, None, "none")
-    assert (o.embedding.weight, o.embedding.lambda_kd, o.embedding.ratio) == (1, None, "exact")
-    assert (o.embedding.views, o.embedding.batch_norm, o.guidance) == ("rotation", "images", True)
-    assert o.embedding.views_per_image is None
+    assert o.fidelity == FidelityOptions()  # whose own test lists them
+    assert (o.lambda_ce, o.lambda_l2, o.lambda_vae, o.refit) == (None, None, None, None)
+    assert (o.head, o.batch_norm, o.guidance) == (HeadOptions(), "frozen", True)
+    assert (o.head.kind, o.head.growth, o.head.per_task) == ("linear", "growing", False)
+    assert (o.embedding.tau, o.embedding.lambda_kl, o.embedding.views) == (3.0, None, "rotation")
+    assert (o.embedding.views_per_image, o.embedding.image_share, o.embedding.last_stage) == (None, 1.0, False)
+    assert (o.embedding.branches, o.embedding.after_base) == ("full", "trained")
     g = o.generator
-    assert g.kind == "cvae"
-    assert (g.latent, g.hidden, g.last_task, g.recon, g.ce_old) == (200, 512, True, "gaussian", False)
-    assert (g.ce_current_input, g.ce_current_support, g.ce_current_weight) == ("prior", "seen", "one")
-    assert (g.old_match_weight, g.old_match_reduction) == (1.0, "gaussian")
+    assert (g.kind, g.latent, g.hidden, g.last_task, g.residuals) == ("cvae", 200, 512, True, False)
 
 
 def test_auxiliaries_are_for_training_only(lab):
     laboratory = lab("etag")
     laboratory.learn(0)
-    assert laboratory.method.predictor().need == Need.LOGITS
+    auxiliaries = {id(part) for part in laboratory.method.solver.auxiliaries.modules()}
+    assert not auxiliaries & {id(part) for part in laboratory.method.classifier().modules()}
+
+
+# -- what it can do besides ------------------------------------------------------------------------
+
+
+def test_it_can_update_forget_and_generate_features(lab):
+    method = lab("etag").method
+    assert isinstance(method, CanUpdate)
+    assert isinstance(method, CanForget)
+    assert isinstance(method, GeneratesFeatures)
+    assert not isinstance(method, GeneratesImages)
+
+
+def test_generated_features_are_those_of_the_current_generator_and_the_same_each_time(lab):
+    laboratory = lab("etag")
+    laboratory.learn(0, 1)
+    labels = torch.tensor([0, 4, 2])
+    features = laboratory.method.generate_features(labels)
+    assert features.shape == (3, laboratory.method.solver.backbone.feature_size)
+    assert torch.equal(features, laboratory.method.generate_features(labels))
+    assert lab("b4").method.generate_features(labels) is None, "prototypes do not vary"
+
+
+def test_an_update_trains_head_and_generator_on_more_images_and_leaves_the_backbone(lab, snapshot):
+    laboratory = lab("etag")
+    laboratory.learn(0, 1)
+    method, task = laboratory.method, replace(laboratory.task(1), old=5, new=0)
+    before = {role: snapshot(part) for role, part in method.parts.items()}
+    laboratory.learner.train(task, update=1)
+    changed = {
+        f"{role}.{name}".split(".")[0] if role == "generator" else name.split(".")[0]
+        for role, part in method.parts.items()
+        for name, value in part.state_dict().items()
+        if not torch.equal(value, before[role][name])
+    }
+    assert changed == {"generator", "head"}
+    assert method.task_sizes == [3, 2]
+
+
+def test_forgetting_a_class_leaves_the_scores_of_the_others(lab):
+    laboratory = lab("etag")
+    laboratory.learn(0, 1)
+    method, images = laboratory.method, laboratory.preprocess.test(laboratory.task(0).test.pixels)
+    solver = method.solver.eval()
+    with torch.no_grad():
+        before = solver(images, Need.LOGITS | Need.AUXILIARY)
+        method.forget(1)
+        after = solver(images, Need.LOGITS | Need.AUXILIARY)
+    torch.testing.assert_close(after.logits, before.logits[:, [0, 2, 3, 4]])
+    rows = [row for row in range(12) if row not in range(4, 8)]
+    torch.testing.assert_close(after.auxiliary[0], before.auxiliary[0][:, rows])
+    assert method.task_sizes == [2, 2]
+    assert len(method.generator.network.decoder_in.rows) == 4

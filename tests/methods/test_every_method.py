@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from etag.experiments.store import create_method, tensors
 
 from etag.core.errors import EtagError
 from etag.core.random import Placement
@@ -12,7 +13,6 @@ from etag.engine.engine import Engine
 from etag.evaluation.evaluate import judge, predictions_pass
 from etag.evaluation.metrics import step_accuracies
 from etag.experiments.config import resolve
-from etag.experiments.store import create_method, tensors
 from etag.methods.registry import METHODS
 
 PAPER = [
@@ -83,7 +83,7 @@ class Course:
         self.scenario, self.preprocess, self.method = prepare(given)
         self.engine, self.matrix = Engine(runtime), []
         for task in self.scenario.tasks[:tasks]:
-            given = self.scenario.given(task, self.method.card.all_data)
+            given = self.scenario.given(task, self.method.info.all_data)
             self.method.begin_task(given)
             self.engine.execute(self.method.phases(given))
             self.method.end_task(given)
@@ -129,22 +129,22 @@ def test_it_learns_three_tasks_of_cifar100(runtime, shared_data, name):
 # -- its own term at weight 0 is the method without it ---------------------------------------------
 
 EQUAL = {
-    "ewc": ({"method.weight": 0}, "fine", {"method.head": "multi"}),
-    "mas": ({"method.weight": 0}, "fine", {"method.head": "multi"}),
-    "lwf": ({"method.weight": 0}, "fine", {"method.head": "multi"}),
+    "ewc": ({"method.weight": 0}, "fine", {"method.head.per_task": True}),
+    "mas": ({"method.weight": 0}, "fine", {"method.head.per_task": True}),
+    "lwf": ({"method.weight": 0}, "fine", {"method.head.per_task": True}),
     "lwm": ({"method.gamma": 0, "method.beta": 3}, "lwf", {"method.weight": 3}),
     "il2m": ({"method.rectify": False}, "fine", {"method.exemplars.per_class": 6}),
     "lucir": (
         {"method.weight": 0, "method.ranking_weight": 0, "method.imprint": False},
         "fine",
-        {"method.head": "cosine", "method.exemplars.per_class": 6},
+        {"method.head.kind": "cosine", "method.exemplars.per_class": 6},
     ),
     "gfr": (
         {"method.kd_weight": 0, "method.lambda_ce": 0, "method.batch_norm": "train"},
         "fine",
         {},
     ),
-    **{name: ({"method.embedding.weight": 0}, name[1:], {}) for name in PAPER if METHODS[name].embeds},
+    **{name: ({"method.embedding.weight": 0}, name[1:], {}) for name in PAPER if METHODS[name].is_embedded},
     "etag": ({"method.embedding.weight": 0, "method.guidance": False}, "gfr", {}),
     "b1": ({}, "gfr", {}),
     "b2": ({}, "gfr", {"method.guidance": True}),
@@ -211,7 +211,7 @@ BAD = [
     ("il2m", {"method.exemplars": None}, "exemplars"),
     ("ewc", {"method.exemplars.per_class": 20}, "ewc keeps no exemplars: leave them out, or choose il2m"),
     ("etag", {"method.embedding.views": "jigsaw", "data.size": 15}, "set data.size=16"),
-    ("elwf", {"method.embedding.views": "color"}, "needs images of 3 channels, these have 1"),
+    ("elwf", {"method.embedding.views": "color"}, "need images with 3 channels, but these have 1"),
     ("epass", {"method.embedding.views": "jigsaw"}, "whose own views are rotation"),
     ("ewc", {"split": "b5-5x1"}, "choose a split whose tasks have two classes or more, or method.head=growing"),
     ("etag", {"method.embedding.num_aux": 7}, "3 or 4 are possible here"),
@@ -221,8 +221,8 @@ BAD = [
     ("lwm", {"model.backbone": "mlp"}, "looks at maps, which model.backbone=mlp has not"),
     ("podnet", {"model.backbone": "mlp"}, "looks at maps, which model.backbone=mlp has not"),
     ("lwm", {"method.stage": 4}, "a map of one pixel has no attention"),
-    ("fine", {"method.head": "multi", "method.exemplars.per_class": 2}, "choose another head than multi"),
-    ("il2m", {"method.head": "multi"}, "method.head"),
+    ("fine", {"method.head.per_task": True, "method.exemplars.per_class": 2}, "choose another head than multi"),
+    ("il2m", {"method.head.per_task": True}, "method.head"),
     ("lucir", {"method.exemplars.total": 9}, "less than one for each of the 10 classes"),
     ("lwm", {"method.stage": 9}, "this backbone has 4 stages"),
     ("b4", {"method.guidance": True}, "guidance is for the conditional VAE"),

@@ -13,7 +13,7 @@ from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
 from etag.experiments import recipes
 from etag.experiments.config import resolve
-from etag.experiments.store import create_method
+from etag.learner.config import create_method
 from etag.models.backbone import BACKBONES, ModelOptions
 
 # -- length -----------------------------------------------------------------------------------------

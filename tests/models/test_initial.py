@@ -23,9 +23,9 @@ def test_the_same_generator_gives_the_same_network():
     assert not torch.equal(first["3.bias"], other["3.bias"])
 
 
-def test_layers_start_as_usual():
-    made = build(lambda: nn.Sequential(nn.Conv2d(16, 64, 3), nn.BatchNorm2d(64), nn.Linear(400, 100)), generator())
-    convolution, norm, linear = made
+def test_layers_have_the_usual_initial_weights():
+    network = build(lambda: nn.Sequential(nn.Conv2d(16, 64, 3), nn.BatchNorm2d(64), nn.Linear(400, 100)), generator())
+    convolution, norm, linear = network
     assert convolution.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 9)), rel=0.05)  # He, fan-out
     assert torch.count_nonzero(convolution.bias) == 0
     assert linear.weight.abs().max().item() == pytest.approx(1 / 20, rel=0.01)  # uniform within 1 / sqrt(fan-in)
@@ -35,7 +35,7 @@ def test_layers_start_as_usual():
         assert values.unique().tolist() == [expected]
 
 
-def test_a_network_is_built_where_it_can_be_trained():
+def test_a_network_is_built_on_the_cpu_and_can_be_trained():
     for parameter in build(net, generator()).parameters():
         assert parameter.device.type == "cpu"
         assert parameter.requires_grad
@@ -44,12 +44,12 @@ def test_a_network_is_built_where_it_can_be_trained():
 @pytest.mark.parametrize(
     "unknown", [lambda: nn.PReLU(), lambda: nn.BatchNorm1d(3, affine=False)], ids=["parameter", "buffer"]
 )
-def test_a_module_it_can_not_initialize_is_refused(unknown):
+def test_a_module_without_an_initialization_rule_is_an_error(unknown):
     with pytest.raises(TypeError, match="no initialize"):
         build(lambda: nn.Sequential(nn.Linear(2, 2), unknown()), generator())
 
 
-def test_a_module_may_initialize_itself():
+def test_a_module_can_initialize_itself():
     class FeatureScale(nn.Module):
         def __init__(self):
             super().__init__()
@@ -59,6 +59,6 @@ def test_a_module_may_initialize_itself():
         def initialize(self, generator):
             nn.init.uniform_(self.factor, 5, 6, generator=generator)
 
-    made = build(FeatureScale, generator())
-    assert ((made.factor >= 5) & (made.factor <= 6)).all()
-    assert made.inner.weight.abs().max() <= 1 / math.sqrt(2)  # children are done apart
+    network = build(FeatureScale, generator())
+    assert ((network.factor >= 5) & (network.factor <= 6)).all()
+    assert network.inner.weight.abs().max() <= 1 / math.sqrt(2)  # children are initialized separately

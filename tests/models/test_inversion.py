@@ -1,4 +1,4 @@
-"""The generator of images, and what is heard at a solver's BatchNorm layers."""
+"""The image generator and the recorder of BatchNorm statistics."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.losses.inversion import statistics_divergence
 from etag.models.backbone import ModelOptions
+from etag.models.heads import HeadOptions
 from etag.models.initial import build
 from etag.models.inversion import BatchNormRecorder, ImageGenerator
 from etag.models.solver import build_solver
@@ -19,65 +20,65 @@ def numbers(*shape, key="a"):
 
 @pytest.fixture(scope="module")
 def solver():
-    made = build_solver(ModelOptions(width=4), 3, 16, Stream.root(0))
-    made.head.grow(3, Stream.root(0).generator("head"))
-    with torch.no_grad():  # statistics of their own
+    network = build_solver(ModelOptions(width=4), HeadOptions(), 3, 16, Stream.root(0))
+    network.head.grow(3, Stream.root(0).generator("head"))
+    with torch.no_grad():  # so that the running statistics differ from their initial values
         for _ in range(20):
-            made.train()(numbers(16, 3, 16, 16) * 2 + 0.5, Need.LOGITS)
-    return made.eval()
+            network.train()(numbers(16, 3, 16, 16) * 2 + 0.5, Need.LOGITS)
+    return network.eval()
 
 
 @pytest.mark.parametrize(("size", "blocks", "first"), [(8, 1, 4), (28, 2, 7), (32, 2, 8), (64, 3, 8), (50, 2, 13)])
-def test_images_of_any_size(size, blocks, first):
-    made = build(lambda: ImageGenerator(3, size, latent=7), Stream.root(0).generator("generator"))
-    images = made(numbers(4, 7))
+def test_the_generator_returns_normalized_images_of_any_size(size, blocks, first):
+    network = build(lambda: ImageGenerator(3, size, latent=7), Stream.root(0).generator("generator"))
+    images = network(numbers(4, 7))
     assert images.shape == (4, 3, size, size)
-    assert len(made.blocks) == blocks
-    assert made.enter.out_features == 128 * first**2
+    assert len(network.blocks) == blocks
+    assert network.enter.out_features == 128 * first**2
     torch.testing.assert_close(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)
     torch.testing.assert_close(images.std((0, 2, 3)), torch.ones(3), atol=1e-2, rtol=0)
 
 
-def test_at_224_pixels_the_side_doubles_five_times():
-    made = build(lambda: ImageGenerator(3, 224, latent=7), Stream.root(0).generator("generator"))
-    assert len(made.blocks) == 5
-    assert made.enter.out_features == 128 * 7**2
+def test_the_generator_for_224_pixels_doubles_the_side_five_times():
+    network = build(lambda: ImageGenerator(3, 224, latent=7), Stream.root(0).generator("generator"))
+    assert len(network.blocks) == 5
+    assert network.enter.out_features == 128 * 7**2
 
 
 @torch.no_grad()
-def test_listening_changes_no_answer_and_hears_what_enters_each_layer(solver):
+def test_the_recorder_returns_the_same_logits_and_the_statistics_of_each_layer(solver):
     images = numbers(6, 3, 16, 16)
-    listening = BatchNormRecorder(solver)
-    logits, layers = listening(images)
+    recorder = BatchNormRecorder(solver)
+    logits, layers = recorder(images)
     torch.testing.assert_close(logits, solver(images, Need.LOGITS).logits, rtol=1e-4, atol=1e-5)
     norms = [part for part in solver.backbone.modules() if isinstance(part, nn.BatchNorm2d)]
     assert len(layers) == len(norms)
-    first, entering = layers[0], solver.backbone.stages[0][0][0](images)
-    torch.testing.assert_close(first.mean, entering.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(first.variance, entering.var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
+    first, inputs = layers[0], solver.backbone.stages[0][0][0](images)
+    torch.testing.assert_close(first.mean, inputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first.variance, inputs.var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
     assert torch.equal(first.running_mean, norms[0].running_mean)
-    assert listening(images)[1] is not layers
-    assert len(listening(images)[1]) == len(norms), "what was heard before is forgotten"
-    assert not any(part._forward_pre_hooks for part in solver.modules()), "nobody listens any more"
+    assert recorder(images)[1] is not layers
+    assert len(recorder(images)[1]) == len(norms), "each call has its own list"
+    assert not any(part._forward_pre_hooks for part in solver.modules()), "all hooks are removed"
     assert all(part.folds for part in solver.modules() if hasattr(part, "folds"))
-    assert not any(part.training for part in listening.train().modules() if part is not listening)
+    assert not any(part.training for part in recorder.train().modules() if part is not recorder)
 
 
 @torch.no_grad()
-def test_images_whose_statistics_are_the_layers_own_cost_nothing(solver):
+def test_the_divergence_is_zero_for_images_with_the_running_statistics(solver):
     images = numbers(6, 3, 16, 16)
     layers = BatchNormRecorder(solver)(images)[1]
     norms = [part for part in solver.backbone.modules() if isinstance(part, nn.BatchNorm2d)]
-    kept = {name: value.clone() for name, value in solver.state_dict().items()}
+    saved = {name: value.clone() for name, value in solver.state_dict().items()}
     assert all(statistics_divergence(*layer) > 0 for layer in layers)
-    # the first layer's input does not depend on any other: give it the statistics of these images
+    # the first layer's input depends on no other layer: give it the statistics of these images
     norms[0].running_mean.copy_(layers[0].mean)
     norms[0].running_var.copy_(layers[0].variance)
     assert statistics_divergence(*BatchNormRecorder(solver)(images)[1][0]).item() == pytest.approx(0, abs=1e-6)
-    solver.load_state_dict(kept)
+    solver.load_state_dict(saved)
 
 
-def test_gradients_pass_to_the_images(solver):
+def test_the_recorder_passes_gradients_to_the_images(solver):
     images = numbers(4, 3, 16, 16).requires_grad_()
     logits, layers = BatchNormRecorder(solver)(images)
     (logits.sum() + sum(statistics_divergence(*layer) for layer in layers)).backward()

@@ -1,4 +1,4 @@
-"""BI-R's network: gates that stay, Gaussians that grow, and what they are worth."""
+"""BI-R's network: its gates, its Gaussian priors, and growth."""
 
 import pytest
 import torch
@@ -9,27 +9,27 @@ from etag.models.replay_network import ReplayNetwork
 
 
 def network(*classes, silent=0.7):
-    made = build(lambda: ReplayNetwork(6, latent=3, hidden=10, silent=silent), Stream.root(0).generator("network"))
+    net = build(lambda: ReplayNetwork(6, latent=3, hidden=10, silent=silent), Stream.root(0).generator("network"))
     for number, count in enumerate(classes):
-        made.grow(count, Stream.root(0).generator("grow", number))
-    return made
+        net.grow(count, Stream.root(0).generator("grow", number))
+    return net
 
 
 def numbers(*shape, key="a"):
     return torch.randn(*shape, generator=Stream.root(0).generator(key, *shape))
 
 
-def test_gates_silence_so_many_units_of_each_class_and_stay_as_they_are():
-    made = network(3)
-    assert (made.gate.masks.sum(1) == 3).all()
-    assert not torch.equal(made.gate.masks, made.gate_in.masks)
-    assert len({tuple(row.tolist()) for row in made.gate.masks}) > 1, "other ones for each class"
-    before = made.gate.masks.clone()
+def test_gates_silence_a_fixed_share_of_units_per_class_and_do_not_change():
+    net = network(3)
+    assert (net.gate.masks.sum(1) == 3).all()
+    assert not torch.equal(net.gate.masks, net.gate_in.masks)
+    assert len({tuple(row.tolist()) for row in net.gate.masks}) > 1, "different units for each class"
+    before = net.gate.masks.clone()
     shares, codes = torch.eye(3), numbers(3, 3)
-    assert torch.equal(made.decode(codes, shares), made.decode(codes, shares))
-    made.grow(2, Stream.root(0).generator("more"))
-    assert torch.equal(made.gate.masks[:3], before)
-    assert len(made.gate.masks) == 5
+    assert torch.equal(net.decode(codes, shares), net.decode(codes, shares))
+    net.grow(2, Stream.root(0).generator("more"))
+    assert torch.equal(net.gate.masks[:3], before)
+    assert len(net.gate.masks) == 5
 
 
 def test_gates_are_saved_with_the_weights():
@@ -42,40 +42,40 @@ def test_gates_are_saved_with_the_weights():
 
 
 @torch.no_grad()
-def test_silent_units_have_no_say():
-    made, codes, shares = network(3), numbers(4, 3), torch.eye(3)[[0, 1, 2, 1]]
-    made.decoder.bias.fill_(5.0)  # no unit is silent of itself
-    before = made.decode(codes, shares)
-    others_only = (made.gate.masks[1] == 0) & (made.gate.masks[0] == 1)
-    made.decoder_out.weight[:, others_only] += 100.0
-    after = made.decode(codes, shares)
+def test_silent_units_do_not_affect_the_output():
+    net, codes, shares = network(3), numbers(4, 3), torch.eye(3)[[0, 1, 2, 1]]
+    net.decoder.bias.fill_(5.0)  # so that no unit is zero without a gate
+    before = net.decode(codes, shares)
+    only_class_0 = (net.gate.masks[1] == 0) & (net.gate.masks[0] == 1)
+    net.decoder_out.weight[:, only_class_0] += 100.0
+    after = net.decode(codes, shares)
     assert torch.equal(after[[1, 3]], before[[1, 3]])
     assert not torch.allclose(after[0], before[0])
 
 
 @torch.no_grad()
-def test_half_a_class_opens_its_gates_by_half():
-    made, codes = network(2, silent=0.5), numbers(1, 3)
-    halves = made.gate(torch.ones(1, 10), torch.tensor([[0.5, 0.5]]))
-    torch.testing.assert_close(halves[0], made.gate.masks.mean(0))
-    assert made.decode(codes, torch.tensor([[0.5, 0.5]])).shape == (1, 6)
+def test_gates_are_averaged_by_class_shares():
+    net, codes = network(2, silent=0.5), numbers(1, 3)
+    halves = net.gate(torch.ones(1, 10), torch.tensor([[0.5, 0.5]]))
+    torch.testing.assert_close(halves[0], net.gate.masks.mean(0))
+    assert net.decode(codes, torch.tensor([[0.5, 0.5]])).shape == (1, 6)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("shares", [[1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
-def test_the_prior_is_a_mixture_by_shares(shares):
+def test_log_density_is_that_of_a_mixture_weighted_by_shares(shares):
     prior, codes, shares = network(3).prior, numbers(5, 3), torch.tensor([shares] * 5)
-    each = torch.stack(
+    densities = torch.stack(
         [
             torch.distributions.Normal(mean, (0.5 * log_variance).exp()).log_prob(codes).sum(1).exp()
             for mean, log_variance in zip(prior.means, prior.log_variances, strict=True)
         ],
         dim=1,
     )
-    torch.testing.assert_close(prior.log_density(codes, shares), (each * shares).sum(1).log())
+    torch.testing.assert_close(prior.log_density(codes, shares), (densities * shares).sum(1).log())
 
 
-def test_the_prior_of_a_known_class_learns_without_a_nan():
+def test_gradients_of_the_prior_are_finite_for_one_hot_shares():
     prior = network(3).prior
     prior.log_density(numbers(5, 3), torch.eye(3)[[0, 1, 0, 1, 0]]).sum().backward()
     assert torch.isfinite(prior.means.grad).all()
@@ -84,17 +84,17 @@ def test_the_prior_of_a_known_class_learns_without_a_nan():
 
 
 @torch.no_grad()
-def test_codes_of_a_class_are_those_of_its_gaussian():
+def test_codes_are_samples_of_the_gaussian_of_their_class():
     prior, labels, noise = network(3).prior, torch.tensor([2, 0]), numbers(2, 3)
     expected = prior.means[labels] + prior.log_variances[labels].exp().sqrt() * noise
     torch.testing.assert_close(prior.codes(labels, noise), expected)
 
 
 @torch.no_grad()
-def test_growing_leaves_what_was_known():
-    made, features = network(3), numbers(4, 6)
-    before = made.classify(features), made.prior.means.clone()
-    made.grow(2, Stream.root(0).generator("more"))
-    assert torch.equal(made.classify(features)[:, :3], before[0])
-    assert torch.equal(made.prior.means[:3], before[1])
-    assert made.classify(features).shape == (4, 5)
+def test_growing_does_not_change_logits_and_priors_of_old_classes():
+    net, features = network(3), numbers(4, 6)
+    before = net.classify(features), net.prior.means.clone()
+    net.grow(2, Stream.root(0).generator("more"))
+    assert torch.equal(net.classify(features)[:, :3], before[0])
+    assert torch.equal(net.prior.means[:3], before[1])
+    assert net.classify(features).shape == (4, 5)

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Need, Outputs, Views
+from etag.core.outputs import Need, Views
 from etag.core.random import Draws, Stream
 from etag.core.work import Batch
 from etag.data.views import ROTATIONS
 from etag.models.backbone import BACKBONES, ModelOptions
-from etag.models.heads import CosineHead
-from etag.models.predictors import LinearPredictor
+from etag.models.heads import HeadOptions
 from etag.models.solver import Features, Frozen, Teacher, build_solver
 
 STREAM = Stream.root(0)
@@ -18,8 +17,8 @@ IMAGES = torch.randn(5, 1, 8, 8, generator=STREAM.generator("images"))
 LARGER = torch.randn(5, 1, 32, 32, generator=STREAM.generator("larger")).double()  # enough for any backbone
 
 
-def solver(auxiliaries=3, classes=3, size=8, signed=False, head=None, **options):
-    made = build_solver(ModelOptions(**{"width": 4} | options), 1, size, STREAM, head, signed)
+def solver(auxiliaries=3, classes=3, size=8, head=None, **options):
+    made = build_solver(ModelOptions(**{"width": 4} | options), HeadOptions(**head or {}), 1, size, STREAM)
     made.head.grow(classes, STREAM.generator("head"))
     made.add_auxiliaries(auxiliaries, STREAM)
     for number, auxiliary in enumerate(made.auxiliaries):
@@ -46,7 +45,7 @@ def parameters(module):
 
 
 def test_the_parameter_budget_is_the_papers():
-    made = build_solver(ModelOptions(stem="cifar"), 3, 32, STREAM)
+    made = build_solver(ModelOptions(stem="cifar"), HeadOptions(), 3, 32, STREAM)
     made.head.grow(100, STREAM.generator("head"))
     budgets = [parameters(made)]
     for count in (3, 4):
@@ -59,7 +58,7 @@ def test_the_parameter_budget_is_the_papers():
 
 
 def test_the_head_may_go_without_bias():
-    assert parameters(solver(0)) - parameters(solver(0, head_bias=False)) == 3
+    assert parameters(solver(0)) - parameters(solver(0, head={"bias": False})) == 3
 
 
 def test_an_auxiliary_repeats_the_stages_that_follow():
@@ -74,13 +73,13 @@ def test_an_auxiliary_repeats_the_stages_that_follow():
 def test_a_solver_is_a_function_of_its_stream():
     first, again = solver().state_dict(), solver().state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
-    other = build_solver(ModelOptions(width=4), 1, 8, Stream.root(1)).state_dict()
+    other = build_solver(ModelOptions(width=4), HeadOptions(), 1, 8, Stream.root(1)).state_dict()
     assert not torch.equal(first["backbone.stages.0.0.0.weight"], other["backbone.stages.0.0.0.weight"])
 
 
 def test_an_unknown_backbone_is_answered_with_the_nearest():
     with pytest.raises(EtagError, match="unknown backbone 'resnet81': did you mean 'resnet18'"):
-        build_solver(ModelOptions(backbone="resnet81"), 1, 8, STREAM)
+        build_solver(ModelOptions(backbone="resnet81"), HeadOptions(), 1, 8, STREAM)
 
 
 # -- forward ---------------------------------------------------------------------------------------
@@ -116,9 +115,9 @@ def test_what_is_asked_for_is_all_there_is(need, show):
 def test_every_row_is_what_is_said_of_it_alone(show):
     made, shown = solver(4).eval(), show(IMAGES)
     said = made(shown, ~Need.NOTHING)
-    picked = range(20) if shown.picked is None else shown.picked.tolist()
+    picked = range(20) if shown.selected is None else shown.selected.tolist()
     assert len(picked) == len(said.view_features) == (20 if show is turned else 10)
-    for row, image in enumerate(shown.rows):
+    for row, image in enumerate(shown.inputs):
         places = [place for place, other in enumerate(picked) if other == row]  # where it is looked at as a view
         assert len(places) == 1 or row < 5
         x = image[None]
@@ -249,8 +248,8 @@ def test_a_stage_is_its_raw_map_and_then_its_activation(name, mode, views, distu
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_signed_features_go_without_the_last_activation(name, mode, disturb):
     plain, signed = (
-        disturb(solver(0, backbone=name, size=32, signed=signed), scale=0.5).double().train(mode == "train")
-        for signed in (False, True)
+        disturb(solver(0, backbone=name, size=32, head={"kind": kind}), scale=0.5).double().train(mode == "train")
+        for kind in ("linear", "cosine")
     )
     need = Need.FEATURE | Need.LOGITS
     reference, said, alone = (
@@ -273,10 +272,19 @@ def test_signed_features_go_without_the_last_activation(name, mode, disturb):
     assert torch.equal(final, said.raw_stages[-1])
 
 
-@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("head", ["linear", "cosine"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_classifying_from_any_stage_on_gives_the_logits_of_the_whole(name, signed, disturb):
-    made = disturb(solver(0, backbone=name, size=32, signed=signed)).double().eval()
+def test_the_backbone_alone_gives_the_features_of_the_solver(name, head, disturb):
+    made = disturb(solver(0, backbone=name, size=32, head={"kind": head})).double().eval()
+    assert torch.equal(made.backbone(LARGER), made(LARGER, Need.FEATURE).feature)
+    if head == "linear":
+        assert made.backbone(LARGER).min() >= 0
+
+
+@pytest.mark.parametrize("head", ["linear", "cosine"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_classifying_from_any_stage_on_gives_the_logits_of_the_whole(name, head, disturb):
+    made = disturb(solver(0, backbone=name, size=32, head={"kind": head})).double().eval()
     said = made(LARGER, Need.LOGITS | Need.STAGES)
     assert said.logits.std() > 1e-3
     for stage, maps in enumerate(said.stages, start=1):
@@ -336,7 +344,7 @@ def test_views_may_count_in_the_statistics(name):
     with_views, alone, all_images = copies(3, auxiliaries=count, backbone=name)
     with_views.views_in_statistics = True
     images = turned(LARGER)
-    said, plain, of_rows = with_views(images, BOTH), alone(LARGER, BOTH), all_images(images.rows, BOTH)
+    said, plain, of_rows = with_views(images, BOTH), alone(LARGER, BOTH), all_images(images.inputs, BOTH)
     found, of_images, of_all = (
         [statistics(stage) for stage in made.backbone.stages] for made in (with_views, alone, all_images)
     )
@@ -353,7 +361,7 @@ def test_where_features_of_views_are_asked_for_they_count_in_the_statistics():
     with_views, all_images = copies(2, auxiliaries=0)
     images = turned(LARGER)
     said = with_views(images, Need.LOGITS | Need.VIEW_FEATURES)
-    plain = all_images(images.rows, Need.LOGITS | Need.FEATURE)
+    plain = all_images(images.inputs, Need.LOGITS | Need.FEATURE)
     assert all(alike(statistics(with_views), statistics(all_images)).values())
     torch.testing.assert_close(said.view_features, plain.feature)
     torch.testing.assert_close(said.logits, plain.logits[:5])
@@ -364,9 +372,9 @@ def test_where_features_of_views_are_asked_for_they_count_in_the_statistics():
 def test_other_views_are_normalized_among_themselves_and_come_back_in_their_places(name, need, show):
     made, reference = copies(2, auxiliaries=len(ACTIVATIONS[name]), backbone=name)
     shown = show(LARGER)
-    picked = range(len(shown.rows)) if shown.picked is None else shown.picked.tolist()
+    picked = range(len(shown.inputs)) if shown.selected is None else shown.selected.tolist()
     said = made(shown, need)
-    x = shown.rows.clone()
+    x = shown.inputs.clone()
     for stage, auxiliary, logits in zip(
         reference.backbone.stages, reference.auxiliaries, said.auxiliary, strict=True
     ):
@@ -403,10 +411,10 @@ def test_passing_apart_leaves_batch_norm_as_it_was():
 @pytest.mark.parametrize("old_classes", [True, False])
 @pytest.mark.parametrize("cosine", [False, True])
 def test_old_classes_may_be_left_out_of_what_is_used(need, old_classes, cosine):
-    made = solver(3, head=CosineHead if cosine else None)
+    made = solver(3, head={"kind": "cosine" if cosine else "linear"})
     for number in range(2):
         made.head.grow(2, STREAM.generator("more", number))
-    used = made.used_for(need, old_classes)
+    used = made.parameters_for(need, old_classes)
     ids = {id(parameter) for parameter in used}
     assert len(ids) == len(used)
     names = {name for name, parameter in made.named_parameters() if id(parameter) in ids}
@@ -419,12 +427,12 @@ def test_old_classes_may_be_left_out_of_what_is_used(need, old_classes, cosine):
     assert names == everything - absent
     assert ("head.scale" in names) is cosine  # it belongs to no class
     if old_classes:
-        assert {id(parameter) for parameter in made.used_for(need)} == ids
+        assert {id(parameter) for parameter in made.parameters_for(need)} == ids
 
 
 def test_a_sweep_over_features_has_the_label_and_the_feature_of_every_image():
     made, labels = solver().eval(), torch.tensor([0, 2, 1, 1, 0])
-    found = Features(made)(Batch(IMAGES, labels, Draws(STREAM), 5))
+    found = Features(made.backbone)(Batch(IMAGES, labels, Draws(STREAM), 5))
     assert set(found) == {"features", "labels"}
     assert torch.equal(found["labels"], labels)
     torch.testing.assert_close(found["features"], made(IMAGES, Need.FEATURE).feature)
@@ -475,15 +483,3 @@ def test_freezing_copies_any_network():
     frozen = Frozen(layer)
     assert frozen.network is not layer
     assert torch.equal(frozen.network.weight, layer.weight)
-
-
-# -- predictor -------------------------------------------------------------------------------------
-
-
-def test_the_predictor_gives_probabilities_of_the_classes_seen():
-    logits = torch.tensor([[1.0, 2.0, 9.0], [3.0, 0.0, 9.0]])
-    scores = LinearPredictor(2)(Outputs(logits=logits))
-    assert scores.argmax(1).tolist() == [1, 0]
-    torch.testing.assert_close(scores[0, 1].item(), 1 / (1 + 2.718281828459045**-1), atol=1e-6, rtol=0)
-    torch.testing.assert_close(scores.sum(1), torch.ones(2))
-    assert LinearPredictor(3)(Outputs(logits=logits)).argmax(1).tolist() == [2, 2]

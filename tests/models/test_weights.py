@@ -12,19 +12,20 @@ from etag.core.errors import EtagError
 from etag.core.random import Stream
 from etag.models.backbone import ModelOptions
 from etag.models.backbones.resnet import ResNet
+from etag.models.heads import HeadOptions
 from etag.models.initial import build
 from etag.models.solver import build_solver
 from etag.models.weights import load_weights
 
 
 def solver(seed=0, **options):
-    """Of the given options, with other numbers for every seed; its BatchNorm has counted, too."""
-    made = build_solver(ModelOptions(**{"width": 2} | options), 3, 32, Stream.root(seed))
-    made.head.grow(5, Stream.root(seed).generator("head"))
+    """A solver with the given options; weights, statistics and BatchNorm counters differ by seed."""
+    network = build_solver(ModelOptions(**{"width": 2} | options), HeadOptions(), 3, 32, Stream.root(seed))
+    network.head.grow(5, Stream.root(seed).generator("head"))
     with torch.no_grad():
-        for name, value in made.state_dict().items():
+        for name, value in network.state_dict().items():
             value.add_(seed + 1 if name.endswith("num_batches_tracked") else 0.1 * seed)
-    return made
+    return network
 
 
 def backbone(seed=0, **options):
@@ -32,7 +33,7 @@ def backbone(seed=0, **options):
 
 
 def write(tensors, file):
-    """In the format that the name says."""
+    """Save tensors in the format of the file's ending; return the path."""
     if file.suffix == ".safetensors":
         save_file({name: value.contiguous() for name, value in tensors.items()}, file)
     else:
@@ -46,7 +47,7 @@ def same(module, state):
 
 @pytest.fixture
 def refused(tmp_path):
-    """What is said of tensors that do not fit; nothing of them may have been taken over."""
+    """refused(tensors) -> the error message; nothing may have been loaded."""
 
     def attempt(tensors, **options):
         network = backbone(0, **options)
@@ -63,7 +64,7 @@ def refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet32", "vgg11", "mobilenetv2", "mlp"])
 @pytest.mark.parametrize("suffix", ["safetensors", "pt", "old"])
-def test_what_was_saved_is_loaded(name, suffix, tmp_path):
+def test_saved_weights_are_loaded(name, suffix, tmp_path):
     network, saved = (backbone(seed, backbone=name) for seed in (0, 1))
     assert not same(network, saved.state_dict())
     report = load_weights(network, write(saved.state_dict(), tmp_path / f"weights.{suffix}"))
@@ -73,13 +74,13 @@ def test_what_was_saved_is_loaded(name, suffix, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["backbone.", "solver.backbone."])
-def test_names_may_have_the_prefix_of_a_run(prefix, tmp_path):
+def test_names_can_have_the_prefix_of_a_run(prefix, tmp_path):
     network, saved = backbone(0), backbone(1)
     load_weights(network, write(saved.state_dict(prefix=prefix), tmp_path / "weights.pt"))
     assert same(network, saved.state_dict())
 
 
-def test_heads_auxiliaries_and_generators_are_left_aside(tmp_path):
+def test_heads_auxiliaries_and_generators_are_ignored(tmp_path):
     network, saved = backbone(0), solver(1)
     saved.add_auxiliaries(3, Stream.root(1))
     tensors = saved.state_dict(prefix="solver.") | {"generator.mean.weight": torch.ones(2)}
@@ -90,7 +91,7 @@ def test_heads_auxiliaries_and_generators_are_left_aside(tmp_path):
 
 
 def torchvision_names(blocks=2):
-    """In the order of torchvision's ResNets, which is also ours."""
+    """Yield the names in torchvision's ResNets, in the order of the tensors, which is the same here."""
     yield "conv1.weight"
     yield from batch_norm("bn1")
     for layer in range(1, 5):
@@ -112,7 +113,7 @@ def as_torchvision(network, blocks=2):
 
 
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
-def test_torchvisions_names_are_known(stem, tmp_path):
+def test_torchvision_names_are_translated(stem, tmp_path):
     network, saved = (backbone(seed, stem=stem) for seed in (0, 1))
     tensors = as_torchvision(saved) | {"fc.weight": torch.ones(1000, 16), "fc.bias": torch.ones(1000)}
     assert len(tensors) == 122
@@ -121,7 +122,7 @@ def test_torchvisions_names_are_known(stem, tmp_path):
     assert report.unused == ("fc.weight", "fc.bias")
 
 
-def test_counters_of_batch_norm_may_be_missing(tmp_path):
+def test_step_counters_of_batchnorm_can_be_missing(tmp_path):
     network, saved = backbone(0), backbone(1).state_dict()
     counters = [name for name in saved if name.endswith("num_batches_tracked")]
     tensors = {name: value for name, value in saved.items() if name not in counters}
@@ -131,7 +132,7 @@ def test_counters_of_batch_norm_may_be_missing(tmp_path):
     assert same(network, saved | {name: old[name] for name in counters})
 
 
-def test_half_precision_becomes_single(tmp_path):
+def test_half_precision_is_converted_to_single(tmp_path):
     network, saved = backbone(0), {name: value.half() for name, value in backbone(1).state_dict().items()}
     load_weights(network, write(saved, tmp_path / "weights.safetensors"))
     assert {value.dtype for value in network.parameters()} == {torch.float32}
@@ -142,62 +143,71 @@ def test_the_report_is_one_line(tmp_path):
     extra = {f"head.{number}": torch.ones(1) for number in range(5)}
     file = tmp_path / "weights.pt"
     report = load_weights(backbone(0), write(backbone(1).state_dict() | extra, file))
-    aside = "5 left aside (head.0, head.1, head.2 and 2 more)"
-    assert str(report) == f"the backbone begins with 120 tensors of {file}, {aside}"
-    assert str(replace(report, unused=())) == f"the backbone begins with 120 tensors of {file}"
+    ignored = "5 ignored (head.0, head.1, head.2 and 2 more)"
+    assert str(report) == f"loaded 120 tensors of the backbone from {file}, {ignored}"
+    assert str(replace(report, unused=())) == f"loaded 120 tensors of the backbone from {file}"
 
 
-# -- files that do not -----------------------------------------------------------------------------
+# -- files that do not fit -------------------------------------------------------------------------
 
 
-def test_another_width_is_refused_with_names_and_shapes(refused):
-    said = refused(backbone(1, width=3).state_dict())
-    first, second = "stages.0.0.0.weight is 3x3x3x3 where 2x3x3x3", "stages.0.0.1.weight is 3 where 2"
-    assert f"{first} is needed, {second} is needed" in said
-    assert re.search(r"and \d+ more; check model\.backbone, model\.width and model\.stem\.$", said)
+def test_another_width_is_an_error_with_names_and_shapes(refused):
+    message = refused(backbone(1, width=3).state_dict())
+    first = "stages.0.0.0.weight has shape 3x3x3x3 instead of 2x3x3x3"
+    assert f"{first}, stages.0.0.1.weight has shape 3 instead of 2" in message
+    assert re.search(r"and \d+ more; check model\.backbone, model\.width and model\.stem\.$", message)
 
 
-def test_the_other_stem_is_refused_under_the_files_own_name(refused):
-    said = refused(as_torchvision(backbone(1, stem="imagenet")), stem="cifar")
-    assert ": conv1.weight is 2x3x7x7 where 2x3x3x3 is needed; check" in said
+def test_another_stem_is_an_error_with_the_name_in_the_file(refused):
+    message = refused(as_torchvision(backbone(1, stem="imagenet")), stem="cifar")
+    assert ": conv1.weight has shape 2x3x7x7 instead of 2x3x3x3; check" in message
 
 
-def test_missing_weights_are_named(refused):
+def test_missing_weights_are_an_error(refused):
     tensors = backbone(1).state_dict()
     del tensors["stages.3.2.second.0.weight"], tensors["stages.3.2.second.1.running_var"]
     assert ": it lacks stages.3.2.second.0.weight, stages.3.2.second.1.running_var; check" in refused(tensors)
 
 
-def test_a_deeper_network_is_refused_though_all_we_need_is_in_it(refused):
+def test_a_deeper_network_is_an_error(refused):
     deeper = build(lambda: ResNet(3, 2, stages=4, blocks=3, imagenet=False), Stream.root(1).generator())
-    assert ": it has more than this one: stages.0.6.first.0.weight," in refused(deeper.state_dict())
-    assert ": it has more than this one: layer1.2.conv1.weight," in refused(as_torchvision(deeper, blocks=3))
+    assert ": it has tensors that this backbone does not have: stages.0.6.first.0.weight," in refused(
+        deeper.state_dict()
+    )
+    assert ": it has tensors that this backbone does not have: layer1.2.conv1.weight," in refused(
+        as_torchvision(deeper, blocks=3)
+    )
 
 
 @pytest.mark.parametrize(
-    ("tensors", "said"), [({"a.b": torch.ones(1)}, "a.b"), ({}, "nothing")], ids=["other", "none"]
+    ("tensors", "found"), [({"a.b": torch.ones(1)}, "a.b"), ({}, "nothing")], ids=["other", "none"]
 )
-def test_names_that_are_all_unknown_are_refused(tensors, said, refused):
-    assert f": it has {said} where stages.0.0.0.weight, stages.0.0.1.weight, stages.0.0.1.bias and" in refused(
+def test_only_unknown_names_are_an_error(tensors, found, refused):
+    assert f": it has {found} instead of stages.0.0.0.weight, stages.0.0.1.weight, stages.0.0.1.bias and" in refused(
         tensors
     )
 
 
-# -- files that are no weights ---------------------------------------------------------------------
+# -- other files -----------------------------------------------------------------------------------
 
 
-OTHERS = {"empty": b"", "short": b"ab", "text": b"these are no weights", "pickle": pickle.dumps([1, 2], protocol=2)}
+OTHER_FILES = {
+    "empty": b"",
+    "short": b"ab",
+    "text": b"these are no weights",
+    "pickle": pickle.dumps([1, 2], protocol=2),
+}
 
 
-@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
-def test_another_kind_of_file_is_refused(content, tmp_path):
+@pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
+def test_another_kind_of_file_is_an_error(content, tmp_path):
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(EtagError, match=r"'.*file' is damaged, or neither a safetensors file nor a PyTorch state"):
+    with pytest.raises(EtagError, match=r"'.*file' is damaged, or is neither a safetensors file nor a PyTorch state"):
         load_weights(backbone(), str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_a_file_that_was_cut_is_refused(suffix, tmp_path):
+def test_a_truncated_file_is_an_error(suffix, tmp_path):
     file = tmp_path / f"weights.{suffix}"
     write(backbone(1).state_dict(), file)
     file.write_bytes(file.read_bytes()[:-100])
@@ -208,18 +218,18 @@ def test_a_file_that_was_cut_is_refused(suffix, tmp_path):
 @pytest.mark.parametrize(
     "content", [{"state_dict": {"a": torch.ones(1)}}, {1: torch.ones(1)}, [torch.ones(1)]], ids=str
 )
-def test_a_file_without_tensors_by_name_is_refused(content, tmp_path):
-    with pytest.raises(EtagError, match="does not hold tensors by name: save the state dict itself"):
+def test_a_file_without_tensors_by_name_is_an_error(content, tmp_path):
+    with pytest.raises(EtagError, match="does not contain tensors by name: save the state dict itself"):
         load_weights(backbone(), write(content, tmp_path / "weights.pt"))
 
 
-def test_a_whole_module_is_refused(tmp_path):
-    with pytest.raises(EtagError, match="nothing but tensors"):
+def test_a_pickled_module_is_an_error(tmp_path):
+    with pytest.raises(EtagError, match="of tensors only"):
         load_weights(backbone(), write(nn.Linear(2, 2), tmp_path / "weights.pt"))
 
 
 class Malicious:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -234,15 +244,15 @@ def plain_pickle(thing, file):
 
 @pytest.mark.parametrize("save", [torch.save, plain_pickle])
 @pytest.mark.parametrize("tensors", [{}, {"stages.0.0.0.weight": torch.ones(2, 3, 3, 3)}], ids=["alone", "hidden"])
-def test_nothing_in_a_file_is_executed(save, tensors, tmp_path):
-    trace, file = tmp_path / "executed", tmp_path / "weights.pt"
-    save(tensors | {"evil": Malicious(trace)}, file)
-    with pytest.raises(EtagError, match="nothing but tensors"):
+def test_code_in_a_file_is_not_run(save, tensors, tmp_path):
+    created, file = tmp_path / "executed", tmp_path / "weights.pt"
+    save(tensors | {"evil": Malicious(created)}, file)
+    with pytest.raises(EtagError, match="of tensors only"):
         load_weights(backbone(), str(file))
-    assert not trace.exists()
+    assert not created.exists()
 
 
-def test_the_malicious_file_would_have_done_its_work(tmp_path):
+def test_the_malicious_file_runs_code_with_an_ordinary_unpickler(tmp_path):
     file = tmp_path / "weights.pt"
     plain_pickle(Malicious(tmp_path / "executed"), file)
     pickle.loads(file.read_bytes())
@@ -250,45 +260,49 @@ def test_the_malicious_file_would_have_done_its_work(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["missing.pt", "."])
-def test_a_path_without_a_file_is_named(path, tmp_path):
-    with pytest.raises(EtagError, match=r"^there is no file '.*': correct model\.weights\.$"):
+def test_a_missing_file_is_an_error(path, tmp_path):
+    with pytest.raises(EtagError, match=r"^the weights file '.*' does not exist: correct model\.weights\.$"):
         load_weights(backbone(), str(tmp_path / path))
 
 
-# -- where a method uses it ------------------------------------------------------------------------
+# -- use by a method -------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def method(lab):
-    """eTag that begins with a file."""
+    """method(weights) -> eTag whose backbone is to be loaded from a file."""
 
     def make(weights):
-        made = lab("etag").method
-        context = replace(made.context, model=ModelOptions(width=4, weights=weights))
-        return type(made)(made.options, context)
+        method_with_weights = lab("etag").method
+        context = replace(method_with_weights.context, model=ModelOptions(width=4, weights=weights))
+        return type(method_with_weights)(method_with_weights.options, context)
 
     return make
 
 
-def test_a_method_begins_with_its_weights_and_is_rebuilt_without_them(method, disturb, snapshot, tmp_path):
+def test_a_method_loads_its_weights_and_is_rebuilt_without_them(method, disturb, snapshot, tmp_path):
     saved = disturb(method(None).solver)
     file = tmp_path / "model.safetensors"
-    made = method(write(saved.state_dict(prefix="solver."), file))
-    others = {name: value for name, value in snapshot(made.solver).items() if not name.startswith("backbone.")}
-    assert not same(made.solver.backbone, saved.backbone.state_dict())
-    report = made.load_weights()
+    method_with_weights = method(write(saved.state_dict(prefix="solver."), file))
+    others = {
+        name: value
+        for name, value in snapshot(method_with_weights.solver).items()
+        if not name.startswith("backbone.")
+    }
+    assert not same(method_with_weights.solver.backbone, saved.backbone.state_dict())
+    report = method_with_weights.load_weights()
     assert str(file) in str(report)
-    assert same(made.solver.backbone, saved.backbone.state_dict())
-    assert all(torch.equal(made.solver.state_dict()[name], value) for name, value in others.items())
-    weight = made.solver.backbone.stages[1][0].first[0].weight
+    assert same(method_with_weights.solver.backbone, saved.backbone.state_dict())
+    assert all(torch.equal(method_with_weights.solver.state_dict()[name], value) for name, value in others.items())
+    weight = method_with_weights.solver.backbone.stages[1][0].first[0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last)
     file.unlink()
-    made.rebuild([3, 2])
-    assert made.seen == 5
+    method_with_weights.rebuild([3, 2])
+    assert method_with_weights.seen == 5
 
 
-def test_a_method_without_weights_begins_as_it_was_built(method, snapshot):
-    made = method(None)
-    before = snapshot(made.solver)
-    assert made.load_weights() is None
-    assert same(made.solver, before)
+def test_a_method_without_weights_is_not_changed(method, snapshot):
+    method_with_weights = method(None)
+    before = snapshot(method_with_weights.solver)
+    assert method_with_weights.load_weights() is None
+    assert same(method_with_weights.solver, before)

@@ -12,18 +12,18 @@ def numbers(*shape, key="x"):
 
 
 def wgan(*blocks, features=6, latent=3, hidden=8, seed=0):
-    made = build(lambda: ConditionalWGAN(features, latent, hidden), Stream.root(seed).generator("wgan"))
+    network = build(lambda: ConditionalWGAN(features, latent, hidden), Stream.root(seed).generator("wgan"))
     for number, classes in enumerate(blocks):
-        made.grow(classes, Stream.root(seed).generator("grow", number))
-    return made
+        network.grow(classes, Stream.root(seed).generator("grow", number))
+    return network
 
 
-def sized(made, scale=10.0):
-    """With larger weights: as they begin, all is near zero."""
+def enlarged(network, scale=10.0):
+    """Return the network with larger weights; with the initial ones all outputs are near zero."""
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in network.parameters():
             parameter.mul_(scale).add_(0.1 * numbers(*parameter.shape, key="bias"))
-    return made
+    return network
 
 
 LABELS = torch.tensor([0, 2, 1, 2, 0])
@@ -33,75 +33,77 @@ def leaky(values):
     return np.where(values > 0, values, 0.2 * values)
 
 
-def test_the_generator_is_two_leaky_layers_and_a_rectified_one(naive):
-    made = sized(wgan(2, 1)).double()
-    codes, g = numbers(5, 3).double(), made.generator
+def test_the_generator_has_two_leaky_relu_layers_and_a_relu_layer(naive):
+    network = enlarged(wgan(2, 1)).double()
+    codes, g = numbers(5, 3).double(), network.generator
     hidden = leaky(naive.linear(g.second, leaky(naive.conditional(g.first, codes.numpy(), LABELS))))
     expected = np.maximum(naive.linear(g.last, hidden), 0)
     assert 0 < np.count_nonzero(expected) < expected.size
-    torch.testing.assert_close(made.decode(codes, LABELS).detach(), torch.from_numpy(expected))
+    torch.testing.assert_close(network.decode(codes, LABELS).detach(), torch.from_numpy(expected))
 
 
-def test_the_critic_adds_the_classs_projection_to_a_linear_answer(naive):
-    made = sized(wgan(2, 1)).double()
-    features, c = numbers(5, 6).double(), made.critic
+def test_the_critic_adds_a_class_projection_to_a_linear_score(naive):
+    network = enlarged(wgan(2, 1)).double()
+    features, c = numbers(5, 6).double(), network.critic
     hidden = leaky(naive.linear(c.second, leaky(naive.linear(c.first, features.numpy()))))
     vectors = naive.matrix(*(block.weight for block in c.classes))
-    expected = naive.linear(c.answer, hidden)[:, 0] + np.sum(vectors[LABELS.numpy()] * hidden, axis=1)
-    found = c(features, LABELS)
-    assert found.shape == (5,)
-    torch.testing.assert_close(found.detach(), torch.from_numpy(expected))
+    expected = naive.linear(c.score, hidden)[:, 0] + np.sum(vectors[LABELS.numpy()] * hidden, axis=1)
+    result = c(features, LABELS)
+    assert result.shape == (5,)
+    torch.testing.assert_close(result.detach(), torch.from_numpy(expected))
 
 
-def test_made_features_are_never_negative():
-    made = sized(wgan(3)).decode(10 * numbers(200, 3), torch.arange(200) % 3)
-    assert made.shape == (200, 6)
-    assert made.min() == 0
-    assert made.max() > 0
+def test_generated_features_are_never_negative():
+    generated = enlarged(wgan(3)).decode(10 * numbers(200, 3), torch.arange(200) % 3)
+    assert generated.shape == (200, 6)
+    assert generated.min() == 0
+    assert generated.max() > 0
 
 
 @pytest.mark.parametrize("classes", [1, 4])
-def test_growth_leaves_what_is_made_and_said_of_old_classes_unchanged(classes):
-    made, codes, features = wgan(3), numbers(9, 3), numbers(9, 6)
+def test_growing_does_not_change_features_and_scores_of_old_classes(classes):
+    network, codes, features = wgan(3), numbers(9, 3), numbers(9, 6)
     old, new = torch.arange(9) % 3, torch.full((9,), 3)
-    before = made.decode(codes, old), made.critic(features, old)
-    made.grow(classes, Stream.root(0).generator("more"))
-    assert torch.equal(made.decode(codes, old), before[0])
-    assert torch.equal(made.critic(features, old), before[1])
-    assert not torch.equal(made.decode(codes, new), before[0])
-    assert not torch.equal(made.critic(features, new), before[1])
+    before = network.decode(codes, old), network.critic(features, old)
+    network.grow(classes, Stream.root(0).generator("more"))
+    assert torch.equal(network.decode(codes, old), before[0])
+    assert torch.equal(network.critic(features, old), before[1])
+    assert not torch.equal(network.decode(codes, new), before[0])
+    assert not torch.equal(network.critic(features, new), before[1])
 
 
-def test_the_class_matters_to_both():
-    made = wgan(3)
+def test_generator_and_critic_depend_on_the_class():
+    network = wgan(3)
     zero, one = torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.long)
     codes, features = numbers(4, 3), numbers(4, 6)
-    assert not torch.equal(made.generator.first(codes, zero), made.generator.first(codes, one))
-    assert not torch.equal(made.critic(features, zero), made.critic(features, one))
+    assert not torch.equal(network.generator.first(codes, zero), network.generator.first(codes, one))
+    assert not torch.equal(network.critic(features, zero), network.critic(features, one))
 
 
-def test_a_stream_makes_the_same_network_again_and_another_stream_another():
+def test_the_initial_weights_depend_on_the_stream_only():
     before = torch.get_rng_state()
     one, same, other = wgan(2, 1), wgan(2, 1), wgan(2, 1, seed=1)
-    assert torch.equal(torch.get_rng_state(), before)  # the global generator is left alone
+    assert torch.equal(torch.get_rng_state(), before)  # the global generator is not used
     assert all(torch.equal(value, same.state_dict()[key]) for key, value in one.state_dict().items())
     assert not torch.equal(one.critic.first.weight, other.critic.first.weight)
     assert not torch.equal(one.critic.classes[0].weight, other.critic.classes[0].weight)
 
 
-def test_plain_layers_begin_with_small_normal_weights():
-    made = wgan(100, features=64, hidden=64)
-    layers = (made.generator.second, made.generator.last, made.critic.first, made.critic.second)
+def test_layers_have_small_normal_initial_weights():
+    network = wgan(100, features=64, hidden=64)
+    layers = (network.generator.second, network.generator.last, network.critic.first, network.critic.second)
     for layer in layers:
         assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05)
-        assert layer.weight.abs().max() > 0.05  # further out than a uniform distribution of that deviation goes
+        assert (
+            layer.weight.abs().max() > 0.05
+        )  # beyond the range of a uniform distribution with this standard deviation
         assert torch.count_nonzero(layer.bias) == 0
 
 
-def test_the_sizes_are_gfrs_by_default():
-    made = ConditionalWGAN(512)
-    made.grow(100, Stream.root(0).generator())
+def test_the_default_sizes_are_those_of_gfr():
+    network = ConditionalWGAN(512)
+    network.grow(100, Stream.root(0).generator())
     generator = (200 + 100) * 512 + 512 + 2 * (512 * 512 + 512)
     critic = 2 * (512 * 512 + 512) + 513 + 100 * 512
-    assert sum(parameter.numel() for parameter in made.generator.parameters()) == generator
-    assert sum(parameter.numel() for parameter in made.critic.parameters()) == critic
+    assert sum(parameter.numel() for parameter in network.generator.parameters()) == generator
+    assert sum(parameter.numel() for parameter in network.critic.parameters()) == critic

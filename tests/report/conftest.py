@@ -1,4 +1,4 @@
-"""Run directories made up with numpy, as a real run would leave them."""
+"""Run directories with random numbers, in the format of a real run."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 
 from etag.evaluation.metrics import step_accuracies, summary
 
-KEPT = {"fine": 0.25, "etag": 0.9, "joint": 0.985}  # share of an accuracy that is left after one more task
+LEFT = {"fine": 0.25, "etag": 0.9, "joint": 0.985}  # share of the accuracy on a task that is left after one more task
 
 MakeRun = Callable[..., Path]
 
@@ -33,19 +33,19 @@ def write_run(
     optional: bool = True,
     **changes: Any,
 ) -> Path:
-    """A run directory; `changes` replace values of `metrics.json`."""
+    """A run directory; `changes` replace values of `metrics.json`; None removes one."""
     rng = np.random.default_rng([seed, *method.encode()])
-    metrics = made_up_metrics(rng, method, split, classes, seed, names) | changes
+    metrics = random_metrics(rng, method, split, classes, seed, names) | changes
     path.mkdir(parents=True)
-    (path / "metrics.json").write_text(json.dumps(metrics))
+    stored = {key: value for key, value in metrics.items() if value is not None}
+    (path / "metrics.json").write_text(json.dumps(stored))
     (path / "config.yaml").write_text(f"method:\n  name: {method}\nseed: {seed}\nnote: a <tag> & more\n")
     if optional:
-        (path / "embedding.json").write_text(json.dumps(made_up_embedding(rng, sum(classes), KEPT.get(method, 0.8))))
-        (path / "steps.jsonl").write_text("".join(made_up_steps(rng, len(classes))))
+        (path / "steps.jsonl").write_text("".join(random_steps(rng, len(classes))))
     return path
 
 
-def made_up_metrics(
+def random_metrics(
     rng: np.random.Generator,
     method: str,
     split: str,
@@ -54,7 +54,7 @@ def made_up_metrics(
     names: list[str] | None,
 ) -> dict[str, Any]:
     tasks, total = len(classes), sum(classes)
-    rows = [[(0.97 - 0.005 * u) * KEPT.get(method, 0.8) ** (t - u) for u in range(t + 1)] for t in range(tasks)]
+    rows = [[(0.97 - 0.005 * u) * LEFT.get(method, 0.8) ** (t - u) for u in range(t + 1)] for t in range(tasks)]
     rows = [[float(np.clip(a + rng.normal(0, 0.01), 0, 1)) for a in row] for row in rows]
     task_aware = [[a + 0.9 * (1 - a) for a in row] for row in rows]
     seconds = rng.uniform(8, 12, tasks) * np.asarray(classes)
@@ -78,17 +78,17 @@ def made_up_metrics(
         "parameters_by_part": parts,
         "stored_bytes": sum(stored.values()),
         "stored_bytes_by_part": stored,
-        "confusion": made_up_confusion(rng, rows[-1], classes),
+        "confusion": random_confusion(rng, rows[-1], classes),
         "versions": {"etag": "0.1.0", "python": "3.11.7", "torch": "2.9.0+cpu"},
         "machine": "Linux x86_64, 2 cores, cpu",
         "date": "2025-03-01T12:00:00+00:00",
     }
 
 
-def made_up_confusion(
+def random_confusion(
     rng: np.random.Generator, accuracies: list[float], classes: tuple[int, ...], images: int = 50
 ) -> list[list[int]]:
-    """Wrong answers fall on all classes, on those of the last task most often."""
+    """Wrong predictions fall on all classes, on those of the last task most often."""
     pull = np.repeat(np.linspace(0.2, 1, len(classes)), classes) ** 3
     rows = []
     for own, accuracy in enumerate(np.repeat(accuracies, classes)):
@@ -100,14 +100,18 @@ def made_up_confusion(
     return rows
 
 
-def made_up_embedding(rng: np.random.Generator, classes: int, order: float) -> dict[str, Any]:
-    labels = np.repeat(np.arange(classes), max(1, 1000 // classes))
-    centers = rng.normal(0, 30, (classes, 2))
-    points = centers[labels] + rng.normal(0, 3 / order**2, (len(labels), 2))
-    return {"points": points.round(3).tolist(), "labels": labels.tolist()}
+def write_features(run: Path, task: int, classes: int, images: int = 2, size: int = 5) -> Path:
+    """Save features of `images` per class, as a run does after a task (from 1)."""
+    rng = np.random.default_rng([task, classes])
+    labels = np.repeat(np.arange(classes), images)
+    features = 20 * rng.normal(size=(classes, size))[labels] + rng.normal(size=(len(labels), size))
+    file = run / "features" / f"task-{task:03}.npz"
+    file.parent.mkdir(exist_ok=True)
+    np.savez(file, features=features.astype(np.float32), labels=labels.astype(np.int64))
+    return file
 
 
-def made_up_steps(rng: np.random.Generator, tasks: int, steps: int = 400) -> list[str]:
+def random_steps(rng: np.random.Generator, tasks: int, steps: int = 400) -> list[str]:
     lines = []
     for task in range(tasks):
         for phase, terms in (

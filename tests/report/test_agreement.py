@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etag.report.agreement import agreement, kendall, paired, t_quantile
+from etag.report.agreement import agreement, kendall, paired
 
 FEW = st.integers(0, 4)  # so that there are ties
 
@@ -36,7 +36,7 @@ def test_kendall_of_known_rankings():
     assert kendall([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / math.sqrt(2 * 3))
 
 
-def test_seeds_that_agree_leave_no_doubt():
+def test_seeds_that_agree_give_an_interval_of_one_point():
     found = agreement([[1.0, 1.1], [2.0, 2.1], [3.0, 3.1]], [10, 20, 30])
     assert (found.tau, found.methods, found.interval) == (1, 3, (1, 1))
 
@@ -58,7 +58,7 @@ def test_differences_are_taken_over_shared_seeds():
     assert found.seeds == [0, 1, 2]
     assert found.difference.mean == pytest.approx(2)  # of 1, 2, 3
     assert found.difference.deviation == pytest.approx(1)
-    assert found.margin == pytest.approx(4.3027 / math.sqrt(3))
+    assert found.margin == pytest.approx(4.302653 / math.sqrt(3))
 
 
 def test_one_shared_seed_has_no_margin_and_none_no_difference():
@@ -66,6 +66,18 @@ def test_one_shared_seed_has_no_margin_and_none_no_difference():
     assert paired({0: 2.0}, {1: 1.0}) is None
 
 
-@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (10, 2.228), (11, 2.201), (30, 2.042)])
-def test_quantiles_of_student(freedom, quantile):
-    assert t_quantile(freedom) == pytest.approx(quantile, abs=6e-4)
+def test_a_difference_is_more_than_chance_only_if_its_interval_excludes_zero():
+    assert paired({0: 5.0, 1: 6.0, 2: 7.0}, {0: 1.0, 1: 2.0, 2: 2.0}).above_zero
+    assert not paired({0: 5.0, 1: 6.0}, {0: 1.0, 1: 5.0}).above_zero
+    assert not paired({0: 5.0}, {0: 1.0}).above_zero, "one seed has no interval"
+    assert not paired({0: 1.0, 1: 2.0, 2: 2.0}, {0: 5.0, 1: 6.0, 2: 7.0}).above_zero
+
+
+@pytest.mark.parametrize(("seeds", "quantile"), [(2, 12.706), (3, 4.303), (11, 2.228), (12, 2.201), (31, 2.042)])
+def test_the_margin_uses_students_quantile(seeds, quantile):
+    ours = {seed: float(seed % 2) for seed in range(seeds)}
+    found = paired(ours, dict.fromkeys(ours, 0.0))
+    assert found.margin * math.sqrt(seeds) / found.difference.deviation == pytest.approx(quantile, abs=6e-4)
+    assert found.interval == pytest.approx(
+        (found.difference.mean - found.margin, found.difference.mean + found.margin)
+    )

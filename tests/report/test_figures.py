@@ -6,10 +6,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from etag.report import figures
-from etag.report.style import Look, class_looks
-from etag.report.traces import Trace
+from etag.report.losses import PhaseLosses
+from etag.report.style import Style, class_styles
 
-LOOK = Look("#0072B2")
+STYLE = Style("#0072B2")
 
 
 def draw(figure: Figure) -> Figure:
@@ -23,7 +23,10 @@ def words(axes) -> list[str]:
 
 
 def test_curves_are_in_percent_with_names_as_they_are():
-    curves = [figures.Curve("$a_1$", [0.9, 0.5], LOOK, [0.0, 0.1]), figures.Curve("_b", [0.8, 0.7], LOOK, light=True)]
+    curves = [
+        figures.Curve("$a_1$", [0.9, 0.5], STYLE, [0.0, 0.1]),
+        figures.Curve("_b", [0.8, 0.7], STYLE, light=True),
+    ]
     figure = draw(figures.accuracy_curves([5, 10], curves))
     (axes,) = figure.axes
     first, second = axes.get_lines()
@@ -33,9 +36,21 @@ def test_curves_are_in_percent_with_names_as_they_are():
     assert axes.get_xticks().tolist() == [5, 10]
 
 
+def test_the_axis_of_accuracy_is_cropped_to_the_data():
+    curves = [figures.Curve("a", [0.62, 0.48], STYLE, [0.0, 0.03]), figures.Curve("b", [0.6, 0.5], STYLE)]
+    low, high = figures.accuracy_curves([5, 10], curves).axes[0].get_ylim()
+    assert 40 < low < 45 < 62 < high < 66
+
+
+def test_the_axis_of_accuracy_stays_inside_what_is_possible():
+    low, high = figures.accuracy_curves([5, 10], [figures.Curve("a", [1.0, 0.0], STYLE)]).axes[0].get_ylim()
+    assert (low, high) == (0, 102)
+    draw(figures.accuracy_curves([5, 10], [figures.Curve("a", [math.nan, math.nan], STYLE)]))
+
+
 @pytest.mark.parametrize("methods", [1, 4, 9, 30])
 def test_legends_hold_any_number_of_methods(methods):
-    curves = [figures.Curve(f"method {n}", [0.5, 0.4], LOOK) for n in range(methods)]
+    curves = [figures.Curve(f"method {n}", [0.5, 0.4], STYLE) for n in range(methods)]
     assert len(draw(figures.accuracy_curves([5, 10], curves)).legends[0].get_texts()) == methods
 
 
@@ -72,19 +87,19 @@ def test_a_large_confusion_matrix_has_few_ticks_and_all_task_bounds():
     assert words(axes) == []
 
 
-def test_every_point_is_drawn_in_the_look_of_its_group():
-    figure = draw(figures.embedding_scatter([(0, 0), (1, 1), (2, 2)], [0, 1, 1], class_looks(2)))
+def test_every_point_is_drawn_in_the_style_of_its_group():
+    figure = draw(figures.embedding_scatter([(0, 0), (1, 1), (2, 2)], [0, 1, 1], class_styles(2)))
     assert [len(marks.get_offsets()) for marks in figure.axes[0].collections] == [1, 2]
 
 
-def test_an_embedding_without_points_is_an_empty_picture():
-    draw(figures.embedding_scatter([], [], class_looks(2)))
+def test_an_embedding_without_points_is_an_empty_figure():
+    draw(figures.embedding_scatter([], [], class_styles(2)))
 
 
 @pytest.mark.parametrize(("low", "scale"), [(0.01, "log"), (0.0, "linear"), (-1.0, "linear")])
 def test_losses_are_logarithmic_where_they_can_be(low, scale):
-    trace = Trace("solver", {"ce": [(1, 2.0), (2, low), (2, math.nan)]}, {0: 0})
-    assert draw(figures.loss_curves(trace)).axes[0].get_yscale() == scale
+    losses = PhaseLosses("solver", {"ce": [(1, 2.0), (2, low), (2, math.nan)]}, {0: 0})
+    assert draw(figures.loss_curves(losses)).axes[0].get_yscale() == scale
 
 
 @pytest.mark.parametrize(
@@ -92,10 +107,10 @@ def test_losses_are_logarithmic_where_they_can_be(low, scale):
     [(20, "seconds", "20.0 s"), (600, "minutes", "10 min 0 s"), (9000, "hours", "2 h 30 min")],
 )
 def test_times_come_in_a_fitting_unit(seconds, unit, total):
-    axes = draw(figures.time_bars([figures.Bar("eTag", [seconds / 2, seconds / 2], LOOK)])).axes[0]
+    axes = draw(figures.time_bars([figures.Bar("eTag", [seconds / 2, seconds / 2], STYLE)])).axes[0]
     assert axes.get_xlabel() == f"training time ({unit})"
     assert words(axes) == [f" {total}"]
 
 
 def test_times_of_zero_do_not_break_the_axis():
-    draw(figures.time_bars([figures.Bar("eTag", [0.0], LOOK)]))
+    draw(figures.time_bars([figures.Bar("eTag", [0.0], STYLE)]))

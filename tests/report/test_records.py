@@ -1,9 +1,9 @@
-import json
-
 import pytest
+from PIL import Image
 
 from etag.core.errors import EtagError
-from etag.report.records import read_embeddings, read_run
+from etag.evaluation.metrics import summary
+from etag.report.records import read_run
 
 
 def test_a_run_is_read_with_what_follows_from_it(make_run):
@@ -14,7 +14,6 @@ def test_a_run_is_read_with_what_follows_from_it(make_run):
     assert [len(row) for row in metrics.accuracies] == [1, 2]
     assert "name: etag" in record.config
     assert len(record.steps) == 2 * 2 * 40
-    assert record.embedding is not None
 
 
 def test_task_aware_steps_are_weighted_by_classes(make_run):
@@ -26,10 +25,10 @@ def test_optional_files_may_be_missing(make_run):
     run = make_run(optional=False)
     (run / "config.yaml").unlink()
     record = read_run(run)
-    assert (record.embedding, record.steps, record.config) == (None, [], "")
+    assert (record.steps, record.config, record.generated) == ([], "", {})
 
 
-def test_a_torn_line_of_a_killed_run_is_left_out(make_run):
+def test_half_a_line_of_a_killed_run_is_skipped(make_run):
     run = make_run()
     whole = read_run(run).steps
     with (run / "steps.jsonl").open("a") as file:
@@ -37,7 +36,7 @@ def test_a_torn_line_of_a_killed_run_is_left_out(make_run):
     assert read_run(run).steps == whole
 
 
-def test_a_directory_without_metrics_is_no_finished_run(tmp_path):
+def test_a_directory_without_metrics_holds_no_finished_run(tmp_path):
     with pytest.raises(EtagError, match=r"no finished run: .*metrics\.json is missing\.$"):
         read_run(tmp_path)
 
@@ -75,24 +74,30 @@ def test_shapes_that_do_not_fit_are_refused(make_run, changes, reason):
         read_run(run)
 
 
-def test_an_embedding_that_does_not_fit_is_refused(make_run):
+def test_a_run_older_than_a_metric_is_read_and_the_metric_computed(make_run):
+    metrics = read_run(make_run(F_plain=None, A_weighted=0.123)).metrics
+    expected = summary(metrics.accuracies, metrics.classes_per_task)
+    assert metrics.values == pytest.approx(expected | {"A_weighted": 0.123}), "what the file has is used"
+
+
+def test_a_metric_that_is_no_number_is_refused(make_run):
+    with pytest.raises(EtagError, match=r"metrics\.json cannot be used: stored_values\.A_weighted"):
+        read_run(make_run(A_weighted="high"))
+
+
+def test_options_of_another_time_do_not_matter(make_run):
     run = make_run()
-    (run / "embedding.json").write_text(json.dumps({"points": [[0, 0]], "labels": [10]}))
-    with pytest.raises(EtagError, match=r"embedding\.json has labels beyond the 10 classes"):
-        read_run(run)
-    (run / "embedding.json").write_text(json.dumps({"points": [[0, 0]], "labels": [1, 2]}))
-    with pytest.raises(EtagError, match=r"embedding\.json cannot be used: there are 1 points but 2 labels"):
-        read_run(run)
+    (run / "config.yaml").write_text("method: {name: etag, knob_of_old: 3}\nruntime: {embed_tasks: true}\n")
+    assert "knob_of_old" in read_run(run).config
 
 
-def test_features_after_each_task_or_else_after_the_last(make_run):
-    run = make_run(classes=(2, 2), split="b2-1x2")
-    record = read_run(run, logs=False)
-    assert (record.embedding, record.steps) == (None, [])
-    assert list(read_embeddings(record)) == [2]
-    for task in (1, 2):
-        (run / f"embedding-{task:03}.json").write_text(json.dumps({"points": [[0, 0]], "labels": [task]}))
-    assert {task: one.labels for task, one in read_embeddings(record).items()} == {1: [1], 2: [2]}
-    (run / "embedding-002.json").write_text(json.dumps({"points": [[0, 0]], "labels": [4]}))
-    with pytest.raises(EtagError, match=r"embedding-002\.json has labels beyond the 4 classes"):
-        read_embeddings(record)
+def test_generated_images_are_read_by_task(make_run):
+    run = make_run()
+    (run / "generated").mkdir()
+    for task in (1, 12):
+        Image.new("L", (4, 4)).save(run / "generated" / f"task-{task:03}.png")
+    (run / "generated" / "task-x.png").touch()  # not one of ours
+    assert list(read_run(run).generated) == [1, 12]
+    (run / "generated" / "task-002.png").write_bytes(b"\x89PNG broken")
+    with pytest.raises(EtagError, match=r"task-002\.png is not a readable PNG image"):
+        read_run(run)

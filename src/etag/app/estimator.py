@@ -21,11 +21,10 @@ from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.folders import list_classes
 from etag.data.images import MemoryImages
+from etag.data.rows import hold_out_rows
 from etag.experiments.config import RunConfig
 from etag.learner.model_directory import About, ModelDirectory, Name
 from etag.models.classifier import Classifier
-
-HELD_OUT = 5  # every so many-th image of a class
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -102,7 +101,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         _check_channels(pixels, about)
         number = {name: place for place, name in enumerate(order)}
         images = MemoryImages(pixels, torch.tensor([number[name] for name in names])).resized(about.preprocess.size)
-        train, held_out = _split(images, order)
+        counts = images.labels.bincount(minlength=len(order)).tolist()
+        if single := [repr(name) for name, count in zip(order, counts, strict=True) if count < 2]:
+            raise EtagError(
+                f"classes with a single image ({', '.join(single)}) cannot be trained and tested: add images."
+            )
+        train, held_out = (images.select(rows) for rows in hold_out_rows(images.labels))
         mark = checksum(images.pixels.numpy().tobytes() + images.labels.numpy().tobytes())
         return about, config, LessonImages(train, held_out, tuple(order), mark)
 
@@ -254,17 +258,3 @@ def _array(names: Sequence[Name]) -> np.ndarray[Any, Any]:
         found[:] = names
         return found
     return np.array(names)
-
-
-def _split(images: MemoryImages, names: Sequence[Name]) -> tuple[MemoryImages, MemoryImages]:
-    counts = images.labels.bincount(minlength=len(names))
-    if scarce := [repr(name) for name, count in zip(names, counts.tolist(), strict=True) if count < 2]:
-        raise EtagError(
-            f"classes with a single image ({', '.join(scarce)}) cannot be trained on and tested: add images."
-        )
-    held = torch.zeros(len(images), dtype=torch.bool)
-    for label in range(len(names)):
-        rows = (images.labels == label).nonzero().flatten()
-        held[rows[HELD_OUT - 1 :: HELD_OUT] if len(rows) >= HELD_OUT else rows[-1:]] = True
-    rows = torch.arange(len(images))
-    return images.select(rows[~held]), images.select(rows[held])

@@ -67,7 +67,7 @@ def evaluate_folder(
 
 def _all(classifier: Classifier, about: About, images: FileImages) -> Tensor:
     rows, unreadable = [], []
-    for _, pixels, failed in images.readable(torch.split(torch.arange(len(images)), BATCH)):
+    for _, pixels, failed in images.decode_batches(torch.split(torch.arange(len(images)), BATCH)):
         rows.append(probabilities(classifier, about, pixels))
         unreadable += failed
     if unreadable:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.decode import ENDINGS
-from etag.data.folders import Listing, as_images, list_classes, list_images, split_off
-from etag.data.images import FileImages, MemoryImages
+from etag.data.folders import Listing, as_images, hold_out_files, list_classes, list_images
+from etag.data.images import FileImages, MemoryImages, load_into_memory
 from etag.learner.model_directory import About, Name
 
 
@@ -55,14 +53,11 @@ def lesson_images(listing: Listing, about: About, memory: int, workers: int, upd
     """A lesson from files, as the model needs them: every fifth image of each class is held out; decoded now if they
     fit into `memory` MiB."""
     names, side = tuple(listing), about.preprocess.size
-    train, held_out = (as_images(part, names, workers, about.channels).resized(side) for part in split_off(listing))
+    train, held_out = (
+        as_images(part, names, workers, about.channels).resized(side) for part in hold_out_files(listing)
+    )
     mark = json.dumps([side, {name: [_mark(file) for file in files] for name, files in listing.items()}])
-    fingerprint = checksum(mark.encode())
-    if train.nbytes + held_out.nbytes > memory * 2**20:
-        return LessonImages(train, held_out, names, fingerprint, update)
-    both, rows = train.join([held_out]).in_memory(), torch.arange(len(train) + len(held_out))
-    count = len(train)
-    return LessonImages(both.select(rows[:count]), both.select(rows[count:]), names, fingerprint, update)
+    return LessonImages(*load_into_memory(train, held_out, memory), names, checksum(mark.encode()), update)
 
 
 def _mark(file: str) -> list[Any]:

@@ -54,7 +54,7 @@ def predict_files(
     """
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
-    for batch, (rows, pixels, complaints) in zip(batches, images.readable(batches), strict=True):
+    for batch, (rows, pixels, complaints) in zip(batches, images.decode_batches(batches), strict=True):
         found = dict(zip(rows.tolist(), probabilities(classifier, about, pixels), strict=True))
         reasons = iter(complaints)
         for row in batch.tolist():

@@ -76,24 +76,32 @@ def run(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders with many of them.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    picture: Annotated[
-        Path | None, typer.Option(help="Also draw the accuracy curves alone: a .svg, .pdf or .png file.")
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The method that the others are compared with, such as gfr; default: etag."
+        ),
     ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Also draw the accuracy curves alone, as a .svg, .pdf or .png file.")
+    ] = None,
+    plugin: Plugins = None,
 ) -> None:
-    """Compare runs on one page; of folders with many, also write all tables and figures beside it."""
+    """Compare runs on one page. For folders, also write all tables and figures beside it."""
+    from etag.experiments import plugins
     from etag.report.collection import is_run
-    from etag.report.collection_page import write_collection
-    from etag.report.page import write_comparison, write_curves
+    from etag.report.comparison_page import write_collection, write_comparison, write_curves
 
-    if picture is not None:
-        typer.echo(f"accuracy curves: {write_curves(runs, picture)}")
+    plugins.load(plugin or [])
+    if figure is not None:
+        typer.echo(f"accuracy curves: {write_curves(runs, figure)}")
     if all(map(is_run, runs)):
-        typer.echo(f"comparison of {len(runs)} run(s): {write_comparison(runs, out)}")
+        typer.echo(f"comparison of {len(runs)} run(s): {write_comparison(runs, out, reference)}")
         return
-    page, found = write_collection(runs, out)
-    typer.echo(f"report of {len(found.runs)} run(s) on {len(found.scenes)} split(s): {page}")
+    page, found = write_collection(runs, out, reference)
+    typer.echo(f"report of {len(found.runs)} run(s) on {len(found.groups)} split(s): {page}")
 
 
 @app.command()
@@ -165,7 +173,7 @@ def data(context: typer.Context, as_json: AsJson = False, plugin: Plugins = None
         place = source.find() if source.files else None
         embedded = "where you say" if source.needs_path else "embedded"
         found = embedded if not source.files else str(place) if place else "not found"
-        rows.append({"name": name, "summary": source.summary, "found": found, "files": source.wanted})
+        rows.append({"name": name, "summary": source.summary, "found": found, "files": source.required_files})
     _show(rows, ("name", "summary", "found"), as_json)
 
 
@@ -253,11 +261,12 @@ def _print_summary(metrics: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from etag.evaluation.metrics import DEFINITIONS
+    from etag.evaluation.metrics import METRICS, stored_summary
 
+    values = stored_summary(metrics)
     table = Table(box=None, show_header=False)
-    for name, definition in DEFINITIONS.items():
-        table.add_row(name, f"{metrics[name]:7.2%}", f"[dim]{definition}[/dim]")
+    for metric in METRICS:
+        table.add_row(metric.name, f"{values[metric.name]:7.2%}", f"[dim]{metric.definition}[/dim]")
     Console(highlight=False).print(table)
 
 

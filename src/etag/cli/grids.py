@@ -180,6 +180,6 @@ def _now(group: "Sequence[RunStatus]") -> str:
 
 
 def _left(seconds: float | None) -> str:
-    from etag.report.formats import duration
+    from etag.core.text import duration
 
     return f"; about {duration(seconds)} left" if seconds else ""

@@ -1,20 +1,20 @@
-"""Errors that are meant for people."""
+"""Errors that are shown to the user without a traceback."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class EtagError(Exception):
-    """Something the user can mend; its text is one sentence that says what, where, and what would be right."""
+    """A problem that the user can fix; its text says what is wrong, where, and what to do."""
 
 
 class Diverged(EtagError):
-    """Training came to numbers that are none."""
+    """The loss or the weights became NaN or infinite during training."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> EtagError:
-    """The error for a name that is not among the known ones, with the nearest right one."""
+    """Return the error for an unknown name; it suggests the most similar known one and lists all."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'? Known" if near else "known"
+    similar = get_close_matches(name, names, n=1)
+    hint = f"did you mean '{similar[0]}'? Known" if similar else "known"
     return EtagError(f"unknown {kind} '{name}': {hint} are {', '.join(names) or 'none'}.")

@@ -1,4 +1,4 @@
-"""Typed options. An unknown or bad key is an error before anything heavy starts."""
+"""Typed options: an unknown key or an invalid value is an error before any expensive work starts."""
 
 from typing import Any, Literal, Self
 
@@ -17,21 +17,22 @@ from etag.core.errors import EtagError
 
 
 def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
-    """Upper values win; mappings are merged, unless the upper one is of another `kind`; anything else is replaced."""
+    """Return `lower` updated by `upper`; mappings are merged recursively, unless `upper` sets another `kind`."""
     merged = dict(lower)
     for key, value in upper.items():
-        merged[key] = merge(merged[key], value) if _alike(merged.get(key), value) else value
+        merged[key] = merge(merged[key], value) if _mergeable(merged.get(key), value) else value
     return merged
 
 
-def _alike(lower: Any, upper: Any) -> bool:
+def _mergeable(lower: Any, upper: Any) -> bool:
+    """Return whether both are mappings of the same `kind`; an upper one without a kind takes over the lower one's."""
     if not (isinstance(lower, dict) and isinstance(upper, dict)):
         return False
     return "kind" not in upper or upper["kind"] == lower.get("kind")
 
 
 def file_error(error: ValidationError, origin: str) -> EtagError:
-    """The first thing that is wrong in a file, in a sentence."""
+    """Return an EtagError that describes the first validation error in the file `origin`."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     reason = first["msg"].removeprefix("Value error, ")
@@ -39,7 +40,7 @@ def file_error(error: ValidationError, origin: str) -> EtagError:
 
 
 class Options(BaseModel):
-    """Base of all option groups: immutable, unknown keys refused."""
+    """Base class of all option groups: immutable, and unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -48,73 +49,102 @@ Schedule = Literal["constant", "step", "milestones", "cosine", "onecycle", "plat
 
 
 class TrainOptions(Options):
-    """How one network is trained: optimizer, schedule, length. The defaults are the paper's, for its solver."""
+    """How one network is trained: optimizer, learning-rate schedule, length. The defaults are the paper's."""
 
-    epochs: PositiveInt = 100
-    steps: PositiveInt | None = Field(None, description="length in optimizer steps; replaces `epochs`")
+    epochs: PositiveInt = Field(100, description="number of epochs")
+    steps: PositiveInt | None = Field(None, description="number of optimizer steps; if set, it replaces `epochs`")
     length: PositiveFloat = Field(
-        1.0, description="factor on the length and on the places of all decays: 0.5 is half the training"
+        1.0,
+        description="factor on the number of epochs or steps and on the epochs of all decays; 0.5 halves them",
     )
     start_size: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="images begin at this share of their side and grow; from the middle of the training on they are "
-        "whole",
+        description="share of the image side to start with; images grow to full size by the middle of the training; "
+        "1 is full size throughout",
     )
-    batch_size: PositiveInt = Field(128, description="images per step over all processes together")
-    drop_last: bool = Field(True, description="leave out the short last batch of an epoch, if there is a full one")
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: PositiveFloat = Field(1e-3, description="learning rate; the peak for `onecycle`")
-    weight_decay: NonNegativeFloat = Field(2e-4, description="L2 penalty, coupled as in Adam's original form")
-    momentum: NonNegativeFloat = Field(0.9, description="of SGD")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="of Adam")
-    schedule: Schedule = "step"
-    decay_every: PositiveInt = Field(30, description="`step`: epochs between two decays")
+    batch_size: PositiveInt = Field(128, description="images per optimizer step, over all processes together")
+    drop_last: bool = Field(
+        True, description="skip the last batch of an epoch if it is smaller than `batch_size` and not the only one"
+    )
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="optimizer: adam or sgd (with momentum)")
+    lr: PositiveFloat = Field(1e-3, description="initial learning rate; the highest one with schedule=onecycle")
+    weight_decay: NonNegativeFloat = Field(
+        2e-4, description="weight decay, added to the gradient (L2 penalty) as in Adam's original form"
+    )
+    momentum: NonNegativeFloat = Field(0.9, description="momentum of sgd")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of adam's two running averages")
+    schedule: Schedule = Field(
+        "step",
+        description="learning-rate schedule; constant: no change; step: decay every `decay_every` epochs; "
+        "milestones: decay after the epochs in `milestones`; cosine: fall to 0 along a cosine; onecycle: rise to "
+        "`lr`, then fall; plateau: decay when the validation loss (without `validation`, the training loss) stops "
+        "improving",
+    )
+    decay_every: PositiveInt = Field(30, description="schedule=step: number of epochs between two decays")
     milestones: tuple[PositiveInt, ...] = Field(
-        (), description="`milestones`: the epochs after which the rate decays"
+        (), description="schedule=milestones: epochs after which the learning rate decays"
     )
-    decay: PositiveFloat = Field(0.1, description="`step`, `milestones` and `plateau`: factor of a decay")
-    warmup: float = Field(0.3, gt=0, lt=1, description="`onecycle`: share of the steps spent rising")
-    patience: PositiveInt = Field(5, description="`plateau`: epochs without improvement before a decay")
-    min_lr: NonNegativeFloat = Field(1e-4, description="`plateau`: training stops when the rate falls below")
-    validation: float = Field(0.0, ge=0, lt=1, description="share of each class held out; `plateau` watches it")
-    clip_norm: PositiveFloat | None = Field(None, description="largest global norm of the gradient")
-    clip_value: PositiveFloat | None = Field(None, description="largest absolute value of a gradient entry")
-    base: dict[str, Any] = Field(default_factory=dict, description="other values of these options, for the base task")
+    decay: PositiveFloat = Field(
+        0.1, description="schedule=step, milestones and plateau: factor on the learning rate at each decay"
+    )
+    warmup: float = Field(
+        0.3, gt=0, lt=1, description="schedule=onecycle: share of the steps in which the learning rate rises"
+    )
+    patience: PositiveInt = Field(5, description="schedule=plateau: epochs without improvement before a decay")
+    min_lr: NonNegativeFloat = Field(
+        1e-4, description="schedule=plateau: training stops when the learning rate falls below this"
+    )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="schedule=plateau: share of each class's training images that is held out to measure the "
+        "validation loss",
+    )
+    clip_norm: PositiveFloat | None = Field(
+        None, description="largest norm of the whole gradient; larger ones are scaled down; None does not clip"
+    )
+    clip_value: PositiveFloat | None = Field(
+        None, description="largest absolute value of each gradient entry; larger ones are clipped; None does not clip"
+    )
+    base: dict[str, Any] = Field(
+        default_factory=dict, description="values of these options that apply to the base task only, by key"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.clip_norm is not None and self.clip_value is not None:
-            raise ValueError("clip_norm and clip_value exclude each other")
+            raise ValueError("clip_norm and clip_value exclude each other: set one of them")
         if self.validation and self.schedule != "plateau":
-            raise ValueError("validation holds images out that only schedule=plateau would watch")
+            raise ValueError("validation is only used with schedule=plateau: set that schedule, or validation=0")
         if self.start_size < 1 and self.steps is not None:
-            raise ValueError("start_size grows with the epochs; it does not go with a length in steps")
+            raise ValueError("start_size needs a length in epochs: set epochs instead of steps")
         if self.base:
             if "base" in self.base:
-                raise ValueError("base cannot hold another base")
+                raise ValueError("base cannot contain another base")
             self.for_task(0)
         return self
 
     def for_task(self, index: int) -> Self:
-        """The options in force for one task."""
+        """Return the options for one task, with `base` (for task 0) and `length` applied."""
         options = self.model_dump(exclude={"base"})
         if index == 0:
             if "epochs" in self.base:
-                options["steps"] = None  # the more particular length wins
+                options["steps"] = None  # epochs for the base task override a general number of steps
             options |= self.base
-        return type(self).model_validate(_shortened(options))
+        return type(self).model_validate(_apply_length(options))
 
     def side(self, whole: int, smallest: int, epoch: int) -> int:
-        """Of the images in an epoch: even numbers of pixels, from `start_size` up to the whole."""
-        grown = min(1.0, 2 * epoch / self.epochs)
-        side = 2 * round(whole * (self.start_size + (1 - self.start_size) * grown) / 2)
-        return whole if grown == 1 else min(whole, max(smallest, side))
+        """Return the image side in an epoch: an even number of pixels, from `start_size` of `whole` up to `whole`."""
+        progress = min(1.0, 2 * epoch / self.epochs)
+        side = 2 * round(whole * (self.start_size + (1 - self.start_size) * progress) / 2)
+        return whole if progress == 1 else min(whole, max(smallest, side))
 
 
-def _shortened(options: dict[str, Any]) -> dict[str, Any]:
-    """Training options, with `length` used up."""
+def _apply_length(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without `length`, after scaling all numbers of epochs and steps by it."""
     factor: float = options.pop("length")
 
     def scaled(count: int) -> int:
@@ -126,21 +156,32 @@ def _shortened(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class RuntimeOptions(Options):
-    """Where and in which precision a run computes; never changes what it computes."""
+    """Where and in which precision a run computes; these options never change which result is computed."""
 
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    devices: PositiveInt = Field(1, description="processes on each machine, one a device; torchrun knows better")
-    num_nodes: PositiveInt = Field(1, description="machines")
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    compile: bool = Field(
-        False, description="let torch.compile make the stages faster: a minute at the start, then less time a step"
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="kind of device; auto uses a GPU if there is one"
     )
-    threads: PositiveInt | None = Field(None, description="CPU threads; None leaves the choice to PyTorch")
+    devices: PositiveInt = Field(
+        1, description="number of processes per machine, one per device; under torchrun its own number is used"
+    )
+    num_nodes: PositiveInt = Field(1, description="number of machines")
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = Field(
+        "32-true",
+        description="floating-point precision; 32-true: float32; bf16-mixed and 16-mixed: mixed precision with "
+        "bfloat16 or float16",
+    )
+    compile: bool = Field(
+        False,
+        description="compile the network's stages with torch.compile: about a minute at the start, faster steps",
+    )
+    threads: PositiveInt | None = Field(None, description="number of CPU threads; None is PyTorch's default")
     checkpoint_every: NonNegativeFloat = Field(
-        300.0, description="seconds between two checkpoints within a phase; 0 is as often as can be"
+        300.0, description="seconds between two checkpoints within a training phase; 0 saves as often as possible"
     )
     checkpoint_steps: PositiveInt | None = Field(
-        None, description="also after so many steps of a phase, or the next multiple of ten"
+        None,
+        description="also save a checkpoint every this many steps of a phase (at the next multiple of ten); None "
+        "does not",
     )
     callbacks: tuple[str, ...] = Field(
         (), description="callbacks by name: tensorboard (the extra `tensorboard`), or those of a plug-in"

@@ -1,8 +1,8 @@
-"""Addressed randomness: every draw comes from a stream named by its purpose, never from a global generator.
+"""Addressed randomness: every random number comes from a stream named by its purpose, never from a global generator.
 
-That is what makes a resumed run equal to an uninterrupted one, a term of weight 0 equal to no term at all, and
-several processes equal to one: draws are made for the whole (global) batch and each process keeps its own rows.
-All draws are made on the CPU, so that they do not depend on the device either.
+Therefore a resumed run equals an uninterrupted one, a loss term of weight 0 equals no term, and several processes
+equal one: numbers are drawn for the whole (global) batch, and each process uses its own rows of them. All numbers are
+drawn on the CPU, so that they do not depend on the device.
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Stream:
-    """A node in a tree of random streams; children are named, so adding one never shifts another."""
+    """A node in a tree of random streams; children have names, so a new child never changes another's numbers."""
 
     key: tuple[str | int, ...]
 
     @classmethod
     def root(cls, seed: int) -> "Stream":
-        """The stream of a run."""
+        """Return the root stream of a run with this seed."""
         return cls((int(seed),))
 
     def child(self, *parts: str | int) -> "Stream":
-        """The stream with a longer name."""
+        """Return the child stream whose name is extended by `parts`."""
         return Stream(self.key + parts)
 
     def generator(self, *parts: str | int) -> torch.Generator:
-        """A fresh generator at the start of this stream (or of the named child)."""
+        """Return a new generator at the start of this stream, or of the child named by `parts`."""
         digest = blake2b(repr(self.key + parts).encode(), digest_size=8).digest()
-        # manual_seed takes 64 bits; the sign bit is dropped for the sake of older back ends
+        # manual_seed takes 64 bits; the highest bit stays 0, so that no backend reads a negative seed
         return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
@@ -39,14 +39,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this process computes, and which share of every batch is its own."""
+    """The device of this process, its rank, and the number of processes (`world`)."""
 
     device: torch.device = CPU
     rank: int = 0
     world: int = 1
 
     def share(self, rows: int) -> slice:
-        """The rows of a global batch that belong to this process (shares differ by one row at most)."""
+        """Return the rows of a global batch that belong to this process; shares differ by at most one row."""
         size, extra = divmod(rows, self.world)
         start = self.rank * size + min(self.rank, extra)
         return slice(start, start + size + (self.rank < extra))
@@ -54,25 +54,29 @@ class Placement:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random draws of one step; `rows` is always the number of rows of the *global* batch."""
+    """The random numbers of one step.
+
+    `rows` is always the number of rows of the *global* batch; the result has the rows of this process only. The same
+    `purpose` always gives the same numbers.
+    """
 
     stream: Stream
     placement: Placement = Placement()
 
     def normal(self, purpose: str, rows: int, *shape: int) -> Tensor:
-        """Standard normal values, this process's rows of them."""
+        """Return standard normal values of shape (own rows, *shape)."""
         return self._own(torch.randn(rows, *shape, generator=self.stream.generator(purpose)))
 
     def uniform(self, purpose: str, rows: int, *shape: int) -> Tensor:
-        """Values in [0, 1), this process's rows of them."""
+        """Return uniform values in [0, 1) of shape (own rows, *shape)."""
         return self._own(torch.rand(rows, *shape, generator=self.stream.generator(purpose)))
 
     def integers(self, purpose: str, low: int, high: int, rows: int) -> Tensor:
-        """Integers in [low, high), this process's rows of them."""
+        """Return uniform integers in [low, high), one per own row."""
         return self._own(torch.randint(low, high, (rows,), generator=self.stream.generator(purpose)))
 
     def order(self, purpose: str, rows: int) -> Tensor:
-        """The places that this process's rows have in a random order of all. They stay on the CPU, to be counted."""
+        """Return the positions of this process's rows in a random order of all rows, on the CPU."""
         return torch.randperm(rows, generator=self.stream.generator(purpose))[self.placement.share(rows)]
 
     def _own(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Names to things: methods, backbones and data sources register themselves, one file each."""
+"""Registries: methods, backbones and data sources register themselves by name when their module is imported."""
 
 import importlib
 import pkgutil
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A named collection that fills itself by importing every module of one package on first use."""
+    """Items by name; on first use it imports every module of one package, which register their items."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -20,11 +20,11 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def add(self, name: str) -> Callable[[T], T]:
-        """Decorator: register what follows under `name`."""
+        """Return a decorator that registers an object under `name`; a second object of that name is an error."""
 
         def register(item: T) -> T:
             if name in self._items and self._items[name] is not item:
-                raise EtagError(f"two {self.kind}s are called '{name}': give one another name.")
+                raise EtagError(f"two {self.kind}s have the name '{name}': rename one of them.")
             self._items[name] = item
             return item
 
@@ -46,4 +46,4 @@ class Registry(Generic[T]):
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self._package}.{module.name}")
-        self._loaded = True  # only now: after a failed import the next look-up shall fail in the same way
+        self._loaded = True  # set last, so that after a failed import the next lookup fails in the same way

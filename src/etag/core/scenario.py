@@ -1,4 +1,4 @@
-"""Tasks: what a learner is given, one after the other."""
+"""Tasks and scenarios: the sequence of labeled images that a method learns from."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,29 +10,29 @@ from torch import Tensor
 
 
 class ImageSet(Protocol):
-    """Labeled images that can be read by rows, as uint8 of shape (n, channels, height, width)."""
+    """Labeled images that are read by row, as uint8 of shape (n, channels, height, width)."""
 
     @property
     def labels(self) -> Tensor:
-        """The class of each image."""
+        """Class number of each image."""
 
     def __len__(self) -> int: ...
 
     def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The images of each list of rows, in order; they may be read ahead."""
+        """Yield the images of each tensor of rows, in order; they may be read in advance."""
 
     def select(self, rows: Tensor) -> Self:
-        """A set of these rows only."""
+        """Return a set of these rows only."""
 
     def join(self, others: "list[Self]") -> Self:
-        """One set of this and the others, in order."""
+        """Return this set followed by the others as one set."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a scenario. Labels count the classes in the order they arrive: old ones 0 .. old - 1.
+    """One step of a scenario: labels 0 .. old - 1 are old classes, old .. old + new - 1 are new ones.
 
-    A task without new classes (but for the first) shows the old ones anew: another domain.
+    A later task without new classes (new = 0) has images of the old classes from another domain.
     """
 
     index: int
@@ -40,44 +40,47 @@ class Task:
     new: int
     train: ImageSet
     test: ImageSet
-    base: int  # classes of the first task
+    base: int  # number of classes of the first task
 
     @property
     def seen(self) -> int:
-        """Classes known once this task is learned."""
+        """Number of classes known after this task."""
         return self.old + self.new
 
     @property
     def present(self) -> int:
-        """Classes that its images show."""
+        """Number of classes that its images belong to."""
         return self.new or self.seen
 
     def holding_out(self, share: float) -> "tuple[Task, ImageSet | None]":
-        """This task without the last `share` of every class, and that share (None if it is empty)."""
+        """Return the task without the last `share` of each class's training images, and these images.
+
+        The second value is None if no image is held out.
+        """
         if share == 0:
             return self, None
-        kept, held = [], []
+        train_rows, held_out_rows = [], []
         for label in sorted(set(self.train.labels.tolist())):
             rows = (self.train.labels == label).nonzero().flatten()
             cut = len(rows) - round(share * len(rows))
-            kept.append(rows[:cut])
-            held.append(rows[cut:])
-        rows = torch.cat(held).sort().values
+            train_rows.append(rows[:cut])
+            held_out_rows.append(rows[cut:])
+        rows = torch.cat(held_out_rows).sort().values
         if not len(rows):
             return self, None
-        return replace(self, train=self.train.select(torch.cat(kept).sort().values)), self.train.select(rows)
+        return replace(self, train=self.train.select(torch.cat(train_rows).sort().values)), self.train.select(rows)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """An ordered list of tasks, with what is known of the data as a whole."""
+    """An ordered list of tasks, and the properties that all of them share."""
 
     name: str
     split: str
     tasks: tuple[Task, ...]
-    classes: tuple[str, ...]  # names, in the order of labels
+    classes: tuple[str, ...]  # class names by label
     channels: int
-    size: int
+    size: int  # side of the network's input in pixels
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)
@@ -87,21 +90,21 @@ class Scenario:
 
     @property
     def classes_per_task(self) -> list[int]:
-        """How many classes each task brings."""
+        """Number of new classes of each task."""
         return [task.new for task in self.tasks]
 
     @property
     def classes_in_task(self) -> list[int]:
-        """How many classes the images of each task show: the weight of its accuracy."""
+        """Number of classes in the images of each task, which is the weight of its accuracy."""
         return [task.present for task in self.tasks]
 
     def images_given(self, all_data: bool) -> list[int]:
-        """How many training images a method is given with each task."""
+        """Return the number of training images of each task, or with `all_data` of all tasks up to it."""
         counts = [len(task.train) for task in self.tasks]
         return list(accumulate(counts)) if all_data else counts
 
     def given(self, task: Task, all_data: bool) -> Task:
-        """The task as a method is given it: with its own training images, or (Joint) those of all tasks up to it."""
+        """Return the task; with `all_data` (method `joint`) its training images are those of all tasks up to it."""
         if not all_data:
             return task
         first, *later = (t.train for t in self.tasks[: task.index + 1])

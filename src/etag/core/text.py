@@ -1,17 +1,64 @@
-"""Numbers as people read them."""
+"""Numbers as text for people: percentages, durations, sizes, counts."""
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+MISSING = "–"
+
+
+def percent(fraction: float) -> str:
+    """A fraction of 1 as a percentage with one decimal, without the percent sign."""
+    return fixed(100 * fraction, 1)
+
+
+def fixed(value: float, decimals: int) -> str:
+    """A number with this many decimals; a dash for NaN."""
+    # adding 0.0 turns a rounded -0.0 into 0.0
+    return MISSING if math.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}"
 
 
 def duration(seconds: float) -> str:
-    """A time in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    """Seconds in their two largest units: 59.9 s, 1 min 35 s, 3 h 34 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def data_size(count: float) -> str:
-    """Bytes in words."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
+    """Bytes with three significant digits and a decimal prefix: 2.66 MB."""
+    return f"{_scaled(count)}B"
+
+
+def short_count(count: float) -> str:
+    """A number with three significant digits and a decimal prefix: 43.2 M."""
+    return _scaled(count).rstrip()
+
+
+def exact_count(count: float) -> str:
+    """A whole number with all its digits: 43,203,044."""
+    return f"{count:,.0f}"
+
+
+def task_sizes(classes_per_task: Sequence[int]) -> str:
+    """Classes of each task, with equal neighbors counted: 50 + 10 × 5."""
+    runs = [(len(list(equal)), size) for size, equal in groupby(classes_per_task)]
+    return " + ".join(f"{count} × {size}" if count > 1 else str(size) for count, size in runs)
+
+
+def listing(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _scaled(count: float) -> str:
+    prefixes = ["", "k", "M", "G", "T"]
+    while abs(count) >= 999.5 and len(prefixes) > 1:
         count /= 1000
-    return f"{count:.3g} GB"
+        del prefixes[0]
+    decimals = 0 if prefixes[0] == "" or abs(count) >= 99.95 else 1 if abs(count) >= 9.995 else 2
+    return f"{count:.{decimals}f} {prefixes[0]}"

@@ -1,4 +1,4 @@
-"""Image folders: a sub-folder is a class."""
+"""Image folders with one sub-folder per class."""
 
 import os
 from collections.abc import Sequence
@@ -11,12 +11,16 @@ from PIL import Image
 from etag.core.errors import EtagError
 from etag.data.decode import ENDINGS, UnreadableImage, image_size
 from etag.data.images import FileImages, MemoryImages, unreadable_error
+from etag.data.rows import hold_out_rows
 
-Listing = dict[str, list[str]]  # files of each class
+Listing = dict[str, list[str]]  # class name -> image files
 
 
 def list_classes(root: Path, fewest: int = 2) -> Listing:
-    """The image files below each sub-folder, both in order of their names."""
+    """Return the image files below each sub-folder; classes and files are sorted by name.
+
+    Fewer than `fewest` classes, or a class without images, is an error.
+    """
     try:
         folders = sorted(
             entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")
@@ -24,64 +28,73 @@ def list_classes(root: Path, fewest: int = 2) -> Listing:
     except OSError as error:
         raise EtagError(f"the image folder '{root}' cannot be read: {error.strerror}.") from error
     if not folders:
-        raise EtagError(f"'{root}' holds no classes: there should be a sub-folder of images for each.")
+        raise EtagError(f"'{root}' holds no classes: put the images of each class into a sub-folder of its own.")
     if len(folders) < fewest:
-        raise EtagError(f"'{root}' holds a single class, '{folders[0]}': there must be two at least to tell apart.")
+        raise EtagError(f"'{root}' holds a single class, '{folders[0]}': at least {fewest} classes are needed.")
     listing = {name: list_images(root / name) for name in folders}
     empty = [name for name, files in listing.items() if not files]
     if empty:
-        raise EtagError(f"'{root}' has classes without images ({', '.join(empty)}): known are {_endings()} files.")
+        raise EtagError(
+            f"'{root}' has classes without images ({', '.join(empty)}): add images ({_endings()}) or remove the "
+            "folders."
+        )
     return listing
 
 
 def list_images(folder: Path) -> list[str]:
-    """All image files below a folder, by their endings, in order of their paths."""
-    found = []
+    """Return all files below a folder that have the ending of an image, sorted by path."""
+    files = []
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))  # os.walk visits these, in order
         images = (name for name in sorted(names) if not name.startswith("."))
-        found += [os.path.join(path, name) for name in images if os.path.splitext(name)[1].lower() in ENDINGS]
-    return found
+        files += [os.path.join(path, name) for name in images if os.path.splitext(name)[1].lower() in ENDINGS]
+    return files
 
 
-def split_off(listing: Listing) -> tuple[Listing, Listing]:
-    """Every fifth image of each class for testing, the others for training; one of each at least."""
+def hold_out_files(listing: Listing) -> tuple[Listing, Listing]:
+    """Return (training files, test files): every fifth image of each class is for testing, see `hold_out_rows`."""
     scarce = [name for name, files in listing.items() if len(files) < 2]
     if scarce:
         raise EtagError(
-            f"classes with a single image ({', '.join(scarce)}) cannot be split into training and testing: add "
-            "images, or make folders train/ and val/."
+            f"classes with a single image ({', '.join(scarce)}) cannot be split into training and test images: add "
+            "images, or provide separate folders train/ and val/."
         )
     train, test = {}, {}
     for name, files in listing.items():
-        held_out = set(range(4, len(files), 5)) or {len(files) - 1}
-        test[name] = [file for place, file in enumerate(files) if place in held_out]
-        train[name] = [file for place, file in enumerate(files) if place not in held_out]
+        train_rows, test_rows = hold_out_rows(torch.zeros(len(files), dtype=torch.long))
+        train[name] = [files[row] for row in train_rows.tolist()]
+        test[name] = [files[row] for row in test_rows.tolist()]
     return train, test
 
 
 def as_images(listing: Listing, classes: Sequence[str], workers: int, channels: int = 3) -> FileImages:
-    """The files with their labels; `side` is still to be chosen."""
+    """Return the files labeled by the position of their class in `classes`; call `resized` before reading them."""
     files = [file for name in classes for file in listing[name]]
     labels = [label for label, name in enumerate(classes) for _ in listing[name]]
     return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), 0, workers, channels)
 
 
-def write_folders(images: MemoryImages, names: dict[int, str], home: Path, per_class: int | None = None) -> int:
-    """The first images of some classes (their names by label) as PNG files, a sub-folder a class; how many."""
+def write_folders(images: MemoryImages, names: dict[int, str], root: Path, per_class: int | None = None) -> int:
+    """Write images as PNG files into one sub-folder of `root` per class; return how many were written.
+
+    `names` maps the labels to write to folder names; `per_class` limits them to the first images of each class.
+    """
     written = 0
     for label, name in names.items():
-        folder = home / name
+        folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
-        for place, row in enumerate((images.labels == label).nonzero().flatten()[:per_class].tolist()):
+        for number, row in enumerate((images.labels == label).nonzero().flatten()[:per_class].tolist()):
             pixels = images.pixels[row].permute(1, 2, 0).squeeze(2).numpy()
-            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{place:05}.png")
+            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{number:05}.png")
             written += 1
     return written
 
 
 def common_size(files: Sequence[str]) -> int:
-    """The side of the images, if all are squares of one size; files that cannot be opened are told all at once."""
+    """Return the side in pixels if all images are squares of one size; otherwise raise an EtagError.
+
+    All files that cannot be opened are listed in one error.
+    """
     sizes, unreadable = set(), []
     for file in files:
         try:
@@ -95,7 +108,7 @@ def common_size(files: Sequence[str]) -> int:
     low, high = min(sizes), max(sizes)
     shape = f"from {low[0]}x{low[1]} to {high[0]}x{high[1]}" if len(sizes) > 1 else f"{low[0]}x{low[1]}"
     raise EtagError(
-        f"the images are not squares of one size ({shape} pixels): say which side to resize them to with "
+        f"the images are not squares of one size ({shape} pixels): set the side to resize them to with "
         "--set data.size=N, such as 32, 64 or 224."
     )
 

@@ -1,4 +1,4 @@
-"""Sets of labeled images: in memory as uint8, or in files that worker processes decode ahead."""
+"""Sets of labeled images: in memory as uint8, or in files that worker processes decode in advance."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from etag.data.decode import UnreadableImage, decode
 
 @dataclass(frozen=True)
 class MemoryImages:
-    """Images of one size that live in one tensor."""
+    """Images of one size in one uint8 tensor of shape (n, channels, height, width)."""
 
     pixels: Tensor
     labels: Tensor
@@ -27,24 +27,24 @@ class MemoryImages:
         return len(self.labels)
 
     def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The images of each list of rows."""
+        """Yield the images of each tensor of rows, in order."""
         return (self.pixels.index_select(0, rows) for rows in batches)
 
     def select(self, rows: Tensor) -> Self:
-        """A set of these rows only."""
+        """Return a set of these rows only."""
         return replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
 
     def join(self, others: list[Self]) -> Self:
-        """One set of this and the others, in order."""
+        """Return this set followed by the others as one set."""
         sets = [self, *others]
         return replace(self, pixels=torch.cat([s.pixels for s in sets]), labels=torch.cat([s.labels for s in sets]))
 
     def relabeled(self, labels: Tensor) -> Self:
-        """The same images, labeled otherwise."""
+        """Return the same images with other labels."""
         return replace(self, labels=labels)
 
     def resized(self, side: int) -> Self:
-        """The images at side x side pixels."""
+        """Return the images resized to side x side pixels."""
         if self.pixels.shape[-2:] == (side, side):
             return self
         pixels = functional.interpolate(self.pixels, (side, side), mode="bilinear", antialias=True)
@@ -53,7 +53,7 @@ class MemoryImages:
 
 @dataclass(frozen=True)
 class FileImages:
-    """Images in files, decoded when they are asked for, a few batches ahead, by worker processes."""
+    """Images in files; worker processes decode them when they are read, a few batches in advance."""
 
     files: np.ndarray[Any, np.dtype[np.str_]]
     labels: Tensor
@@ -65,77 +65,77 @@ class FileImages:
         return len(self.labels)
 
     def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The images of each list of rows, in order."""
-        for _, pixels, unreadable in self.readable(batches):
+        """Yield the images of each tensor of rows, in order; a file that cannot be read raises an EtagError."""
+        for _, pixels, unreadable in self.decode_batches(batches):
             if unreadable:
                 raise unreadable_error(unreadable)
             yield pixels
 
-    def readable(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
-        """Of each list of rows those that can be read, their images, and complaints about the others."""
-        reading = iter(self._decoded(batches))
+    def decode_batches(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
+        """Yield for each tensor of rows: the readable rows, their images, and "file (reason)" for each other row."""
+        decoded = iter(self._loader(batches))
         try:
-            for rows, (pixels, places, unreadable) in zip(batches, reading, strict=True):
-                yield rows[places], pixels, unreadable
+            for rows, (pixels, positions, unreadable) in zip(batches, decoded, strict=True):
+                yield rows[positions], pixels, unreadable
         finally:
-            del reading  # ends the workers, also where the reading is cut short
+            del decoded  # stops the worker processes, also when the caller stops early
 
     def select(self, rows: Tensor) -> Self:
-        """A set of these rows only."""
+        """Return a set of these rows only."""
         return replace(self, files=self.files[rows.numpy()], labels=self.labels[rows])
 
     def join(self, others: list[Self]) -> Self:
-        """One set of this and the others, in order."""
+        """Return this set followed by the others as one set."""
         sets = [self, *others]
         files = np.concatenate([s.files for s in sets])
         return replace(self, files=files, labels=torch.cat([s.labels for s in sets]))
 
     def relabeled(self, labels: Tensor) -> Self:
-        """The same images, labeled otherwise."""
+        """Return the same images with other labels."""
         return replace(self, labels=labels)
 
     def resized(self, side: int) -> Self:
-        """The images at side x side pixels."""
+        """Return the images resized to side x side pixels."""
         return replace(self, side=side)
 
     @property
     def nbytes(self) -> int:
-        """What they would take in memory."""
+        """Bytes that the decoded images need in memory."""
         return len(self) * self.channels * self.side**2
 
     def in_memory(self) -> MemoryImages:
-        """All of them, decoded now. Files that cannot be read are told all at once."""
-        # filled piece by piece: keeping what workers send would keep a file open for each piece
+        """Decode all images now; one error lists all files that cannot be read."""
+        # copied chunk by chunk: each tensor that a worker sent would keep a file descriptor open
         pixels = torch.empty(len(self), self.channels, self.side, self.side, dtype=torch.uint8)
         done, unreadable = 0, []
-        for _, piece, failed in self.readable(torch.split(torch.arange(len(self)), 64)):
-            pixels[done : done + len(piece)] = piece
-            done += len(piece)
+        for _, chunk, failed in self.decode_batches(torch.split(torch.arange(len(self)), 64)):
+            pixels[done : done + len(chunk)] = chunk
+            done += len(chunk)
             unreadable += failed
         if unreadable:
             raise unreadable_error(unreadable)
         return MemoryImages(pixels, self.labels)
 
-    def _decoded(self, batches: Sequence[Tensor]) -> "DataLoader[Tensor | str]":
+    def _loader(self, batches: Sequence[Tensor]) -> "DataLoader[Tensor | str]":
         return DataLoader(
             _Files(self.files, self.side, self.channels),
             batch_sampler=[rows.tolist() for rows in batches],
             num_workers=min(self.workers, len(batches)),
             collate_fn=partial(_stack, self.side, self.channels),
-            generator=torch.Generator(),  # or it would draw from the global one
+            generator=torch.Generator(),  # else it would use the global one
         )
 
 
 @dataclass(frozen=True)
 class MixedImages:
-    """Some rows of several sets of different kinds, such as files and exemplars in memory, as one set."""
+    """Rows of several image sets as one set; the sets may be of different kinds, such as files and memory."""
 
     sets: tuple[ImageSet, ...]
-    rows: Tensor  # counted over the sets, one after the other
+    rows: Tensor  # positions in the concatenation of the sets
 
     @classmethod
     def of(cls, *sets: ImageSet) -> Self:
-        """All images of the sets."""
+        """Return a set of all images of the given sets."""
         return cls(sets, torch.arange(sum(map(len, sets))))
 
     def __len__(self) -> int:
@@ -143,41 +143,59 @@ class MixedImages:
 
     @cached_property
     def labels(self) -> Tensor:
-        """The class of each image."""
+        """Class number of each image."""
         return torch.cat([part.labels for part in self.sets])[self.rows]
 
     def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The images of each list of rows, in order: every set reads ahead its own rows of them."""
-        wanted = [self.rows[rows] for rows in batches]
-        start, masks, reading = 0, [], []
+        """Yield the images of each tensor of rows, in order; each set reads its own rows in advance."""
+        positions = [self.rows[rows] for rows in batches]
+        start, masks, readers = 0, [], []
         for part in self.sets:
-            masks.append([(rows >= start) & (rows < start + len(part)) for rows in wanted])
-            reading.append(part.batches([rows[own] - start for rows, own in zip(wanted, masks[-1], strict=True)]))
+            masks.append([(rows >= start) & (rows < start + len(part)) for rows in positions])
+            own_rows = [rows[own] - start for rows, own in zip(positions, masks[-1], strict=True)]
+            readers.append(part.batches(own_rows))
             start += len(part)
-        for rows, own, pieces in zip(wanted, zip(*masks, strict=True), zip(*reading, strict=True), strict=True):
-            pixels = pieces[0].new_empty(len(rows), *pieces[0].shape[1:])
-            for mask, piece in zip(own, pieces, strict=True):
-                pixels[mask] = piece
+        for rows, own, chunks in zip(positions, zip(*masks, strict=True), zip(*readers, strict=True), strict=True):
+            pixels = chunks[0].new_empty(len(rows), *chunks[0].shape[1:])
+            for mask, chunk in zip(own, chunks, strict=True):
+                pixels[mask] = chunk
             yield pixels
 
     def select(self, rows: Tensor) -> Self:
-        """A set of these rows only."""
+        """Return a set of these rows only."""
         return replace(self, rows=self.rows[rows])
 
     def join(self, others: list[Self]) -> Self:
-        """One set of this and the others, in order."""
+        """Return this set followed by the others as one set."""
         return type(self).of(self, *others)
 
 
 def concat_images(first: ImageSet, second: ImageSet) -> ImageSet:
-    """One set of two, whatever their kinds."""
+    """Return both sets, of any kinds, as one."""
     if isinstance(first, MemoryImages) and isinstance(second, MemoryImages):
         return first.join([second])
     return MixedImages.of(first, second)
 
 
+Images = MemoryImages | FileImages
+
+
+def load_into_memory(train: Images, test: Images, limit: int) -> tuple[Images, Images]:
+    """Return both sets decoded into memory if they are in files and together need at most `limit` MiB.
+
+    Otherwise both are returned unchanged. They are decoded together, so that one error lists all unreadable files.
+    """
+    if isinstance(train, MemoryImages) or isinstance(test, MemoryImages):
+        return train, test
+    if train.nbytes + test.nbytes > limit * 2**20:
+        return train, test
+    rows = torch.arange(len(train) + len(test))
+    both = train.join([test]).in_memory()
+    return both.select(rows[: len(train)]), both.select(rows[len(train) :])
+
+
 class _Files(Dataset[Tensor | str]):
-    """One decoded image an index; the complaint instead, where a file cannot be read."""
+    """One decoded image per index, or "file (reason)" if the file cannot be read."""
 
     def __init__(self, files: np.ndarray[Any, np.dtype[np.str_]], side: int, channels: int) -> None:
         self._files, self._side, self._channels = files, side, channels
@@ -190,14 +208,15 @@ class _Files(Dataset[Tensor | str]):
 
 
 def _stack(side: int, channels: int, images: list[Tensor | str]) -> tuple[Tensor, list[int], list[str]]:
-    """Those that could be read, in one tensor, their places, and the complaints about the others."""
+    """Return the decoded images as one tensor, their positions in the batch, and the messages of the others."""
     pixels = [image for image in images if isinstance(image, Tensor)]
-    places = [place for place, image in enumerate(images) if isinstance(image, Tensor)]
-    none = torch.empty(0, channels, side, side, dtype=torch.uint8)
-    return torch.stack(pixels) if pixels else none, places, [image for image in images if isinstance(image, str)]
+    positions = [position for position, image in enumerate(images) if isinstance(image, Tensor)]
+    empty = torch.empty(0, channels, side, side, dtype=torch.uint8)
+    messages = [image for image in images if isinstance(image, str)]
+    return torch.stack(pixels) if pixels else empty, positions, messages
 
 
 def unreadable_error(unreadable: list[str]) -> EtagError:
-    """The error that tells of all of them."""
+    """Return one error that lists all unreadable files, each given as "file (reason)"."""
     which, them = ("1 image file", "it") if len(unreadable) == 1 else (f"{len(unreadable)} image files", "them")
     return EtagError(f"{which} cannot be read: {', '.join(unreadable)}; replace or remove {them}.")

@@ -1,4 +1,4 @@
-"""Data sources: a name, where its files are looked for, and how they are read."""
+"""Data sources: a name, the folders that are searched for its files, and a function that loads them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,77 +13,93 @@ from etag.core.files import user_cache
 from etag.core.options import Options
 from etag.core.registry import Registry
 from etag.data.download import Download, Progress, fetch, unpack
-from etag.data.images import FileImages, MemoryImages
+from etag.data.images import Images
 
-Images = MemoryImages | FileImages
-
-
-Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what NumPy's legacy generator takes
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of NumPy's legacy generator
 
 
 class DataOptions(Options):
-    """Which images, how many of them, in which order of classes."""
+    """Which images are used, how many of them, and the order of their classes."""
 
-    name: str = "digits"
-    path: str | None = Field(None, description="where the files are; else ETAG_DATA/<name>, else the user cache")
-    classes: PositiveInt | None = Field(None, description="use only so many classes; see `subset`")
+    name: str = Field("digits", description="name of the data source; `etag data` lists them")
+    path: str | None = Field(
+        None, description="folder that holds the files; None is $ETAG_DATA/<name>, or <name> in the user cache"
+    )
+    classes: PositiveInt | None = Field(
+        None, description="number of classes to use, chosen by `subset`; None uses all (imagenet-sub: 100)"
+    )
     subset: Seed | str | None = Field(
         None,
-        description="which classes, where not all are used: a seed, 'natural' (the first), or a file as for `order`",
+        description="which classes are used if not all are: a seed draws them at random, 'natural' takes the first "
+        "ones, a file lists them as for `order`; None is 'natural' (imagenet-sub: seed 1993)",
     )
     first: PositiveInt | None = Field(
-        None, description="of the classes in their order only the first so many, such as those of a base task"
+        None, description="use only this many classes from the start of the class order, such as the base task's"
     )
     held_out: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="judge on this share of each class's training images, which is not trained on, instead of the "
-        "test images",
+        description="share of each class's training images that is held out and evaluated on instead of the test "
+        "images, to choose settings; 0 evaluates on the test images",
     )
-    size: PositiveInt | None = Field(None, description="pixels a side of the network's input")
-    resized_crop: bool = Field(False, description="train on windows of random size and shape, scaled to `size`")
-    train_per_class: PositiveInt | None = Field(None, description="use only the first images of each class")
-    test_per_class: PositiveInt | None = Field(None, description="the same for testing")
+    size: PositiveInt | None = Field(
+        None, description="side of the network's input in pixels; None is the source's own size"
+    )
+    resized_crop: bool = Field(
+        False, description="train on crops of random size and shape, scaled to `size`, instead of shifted images"
+    )
+    train_per_class: PositiveInt | None = Field(
+        None, description="number of training images to use per class (the first ones); None uses all"
+    )
+    test_per_class: PositiveInt | None = Field(
+        None, description="number of test images to use per class (the first ones); None uses all"
+    )
     order: Seed | str | None = Field(
         None,
-        description="class order: a seed, 'natural', 'icarl' (the community's for CIFAR-100), or a file that lists "
-        "classes by name or number; None takes the run's seed",
+        description="class order: a seed, 'natural' (as the source numbers them), 'icarl' (iCaRL's order of "
+        "CIFAR-100), or a file that lists classes by name or number; None uses the run's seed",
     )
     order_rule: Literal["position", "inverse"] = Field(
         "position",
-        description="position: the k-th class of a seeded permutation gets label k; inverse: class c gets label "
-        "permutation[c], as in the authors' release",
+        description="how a seeded permutation becomes a class order; position: class permutation[k] gets label k; "
+        "inverse: class c gets label permutation[c], as in the authors' release",
     )
-    permutations: PositiveInt = Field(5, description="of permuted-mnist: how often the ten digits are learned")
+    permutations: PositiveInt = Field(5, description="permuted-mnist only: number of pixel permutations")
     domains: bool = Field(
         False,
-        description="of permuted-mnist: the digits are the same ten classes in every order of pixels, a domain a "
-        "task; else they are ten new classes each time",
+        description="permuted-mnist only; true: every permutation has the same ten classes, one permutation per "
+        "task (domain-incremental); false: every permutation has ten new classes",
     )
-    flip: bool | None = Field(None, description="mirror at random in training; None leaves it to the source")
-    workers: NonNegativeInt = Field(1, description="processes that decode image files ahead of training")
+    flip: bool | None = Field(
+        None,
+        description="mirror training images at random; None is the source's default (off for handwritten digits)",
+    )
+    workers: NonNegativeInt = Field(
+        1, description="number of processes that decode image files in advance; 0 decodes in the main process"
+    )
     memory: NonNegativeInt = Field(
-        2048, description="MiB; image files that need less are decoded once and kept there"
+        2048,
+        description="MiB; image files that need at most this much when decoded are decoded once and stay in memory",
     )
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A source's images, labeled by the source's own class numbers."""
+    """The images of a source, labeled by the source's own class numbers."""
 
     train: Images
     test: Images
     classes: tuple[str, ...]
-    size: int  # pixels a side of the network's input, unless asked otherwise
+    size: int  # default side of the network's input in pixels
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    flip: bool = True  # whether a mirrored image still shows the same class
-    crop: bool = True  # whether an image that is moved a little does
-    ordered: bool = False  # whether classes arrive as they are numbered, unless asked otherwise
-    shared: tuple[str, ...] | None = None  # the classes that every task shows, each group of so many being these
-    margin: float = 1.0  # pixels a side that images are kept at, for one of the network's input
-    used: int | None = None  # how many classes, unless asked otherwise; None is all
+    flip: bool = True  # whether a mirrored image is still of the same class
+    crop: bool = True  # whether a slightly shifted image is still of the same class
+    ordered: bool = False  # whether the default class order is that of the class numbers, not a random one
+    shared: tuple[str, ...] | None = None  # domain-incremental data: class number n is class n % len(shared) of these
+    margin: float = 1.0  # side of the stored images / side of the network's input
+    used: int | None = None  # default number of classes to use; None is all
 
 
 Load = Callable[[Path, DataOptions], Dataset]
@@ -91,72 +107,72 @@ Load = Callable[[Path, DataOptions], Dataset]
 
 @dataclass(frozen=True)
 class Source:
-    """A registered source.
+    """A registered data source.
 
-    `files` are the ways its files may lie below its folder, each a tuple of names that must all exist; no way at all
-    means embedded data.
+    `files` lists the accepted layouts of its folder, each a tuple of names that must all exist; without any, the
+    data needs no files.
     """
 
     name: str
     summary: str
     load: Load
     files: tuple[tuple[str, ...], ...] = ()
-    downloads: tuple[Download, ...] = ()  # where its files can be had
-    needs_path: bool = False  # has no place of its own
-    folder: str | None = None  # where its files lie, if it is not named as it is itself
+    downloads: tuple[Download, ...] = ()  # where its files can be downloaded
+    needs_path: bool = False  # whether the user must give data.path
+    folder: str | None = None  # name of its folder, if it differs from `name`
 
     def places(self, path: str | None) -> list[Path]:
-        """Where its folder is looked for, in order."""
+        """Return the folders that are searched, in order."""
         if path is not None:
             return [Path(path).expanduser()]
         roots = [Path(os.environ["ETAG_DATA"]).expanduser()] if os.environ.get("ETAG_DATA") else []
         return [root / (self.folder or self.name) for root in [*roots, user_cache()]]
 
     def find(self, path: str | None = None) -> Path | None:
-        """The first place that holds all the files; None if there is none."""
-        for place in self.places(path):
-            if not self.files or any(all((place / file).exists() for file in way) for way in self.files):
-                return place
+        """Return the first folder that has all files of one layout, or None."""
+        for folder in self.places(path):
+            if not self.files or any(all((folder / file).exists() for file in layout) for layout in self.files):
+                return folder
         return None
 
     @property
-    def wanted(self) -> str:
-        """Its files, in words."""
-        return ", or ".join(" and ".join(way) for way in self.files)
+    def required_files(self) -> str:
+        """The accepted layouts as text, such as "a and b, or c"."""
+        return ", or ".join(" and ".join(layout) for layout in self.files)
 
     def open(self, options: DataOptions) -> Dataset:
-        """Find, read and check the data."""
+        """Find, load and check the data; an EtagError says what is missing."""
         if self.needs_path and options.path is None:
-            raise EtagError(f"the data source '{self.name}' needs a folder: --data DIR, or --set data.path=DIR.")
-        place = self.find(options.path)
-        if place is None:
-            looked = " or ".join(str(p) for p in self.places(options.path))
+            raise EtagError(f"the data source '{self.name}' needs a folder: give --data DIR or --set data.path=DIR.")
+        folder = self.find(options.path)
+        if folder is None:
+            searched = " or ".join(str(p) for p in self.places(options.path))
             raise EtagError(
-                f"data '{self.name}' was not found: {self.wanted} should be in {looked}; name another folder with "
-                "--set data.path=DIR or the environment variable ETAG_DATA."
+                f"data '{self.name}' was not found: {self.required_files} should be in {searched}; set "
+                "another folder with --set data.path=DIR or the environment variable ETAG_DATA."
             )
-        return _checked(self.load(place, options), place)
+        return _checked(self.load(folder, options), folder)
 
     def get(self, path: str | None, progress: Progress) -> Path:
-        """Fetch its files into the first place where they would be found."""
+        """Download its files into the first folder that is searched; return that folder."""
         if not self.downloads:
             embedded = not self.files and not self.needs_path
-            reason = "comes with the package" if embedded else "cannot be fetched for you"
+            reason = "comes with the package" if embedded else "cannot be downloaded automatically"
             raise EtagError(f"the data '{self.name}' {reason}.")
-        place = self.places(path)[0]
+        folder = self.places(path)[0]
         for download in self.downloads:
-            file = fetch(download, place, progress)
+            file = fetch(download, folder, progress)
             if file.suffix == ".zip":
-                unpack(file, place)
-        return place
+                unpack(file, folder)
+        return folder
 
 
-def _checked(dataset: Dataset, place: Path) -> Dataset:
-    """The data, if every image is of a known class."""
+def _checked(dataset: Dataset, folder: Path) -> Dataset:
+    """Return the data set; raise an EtagError if a label is out of range."""
     for images in (dataset.train, dataset.test):
-        strange = images.labels[(images.labels < 0) | (images.labels >= len(dataset.classes))]
-        if len(strange):
-            raise EtagError(f"{place}: the label {int(strange[0])} is none of the {len(dataset.classes)} classes.")
+        invalid = images.labels[(images.labels < 0) | (images.labels >= len(dataset.classes))]
+        if len(invalid):
+            raise EtagError(f"{folder}: the label {int(invalid[0])} is none of the {len(dataset.classes)} classes.")
     return dataset
 
 
@@ -171,7 +187,7 @@ def source(
     needs_path: bool = False,
     folder: str | None = None,
 ) -> Callable[[Load], Load]:
-    """Decorator: register a function that reads a folder as a source."""
+    """Return a decorator that registers a function which loads a folder as a data source."""
 
     def register(load: Load) -> Load:
         SOURCES.add(name)(Source(name, summary, load, files, tuple(downloads), needs_path, folder))

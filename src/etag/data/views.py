@@ -1,4 +1,4 @@
-"""Self-supervised views: K versions of an image that a classifier can tell apart."""
+"""Self-supervised views: K transformed versions of an image, which auxiliary classifiers learn to tell apart."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,61 +14,68 @@ from etag.core.outputs import Views
 
 @dataclass(frozen=True)
 class ViewTransforms:
-    """A named set of transformations, the first of which leaves the image as it is.
+    """A named set of image transformations; the first one is the identity.
 
-    View r of an image of class y has the label count * y + r.
+    View r of an image of class y has the view label count * y + r.
     """
 
     name: str
     transforms: tuple[Callable[[Tensor], Tensor], ...]
-    channels: int | None = None  # that an image must have
-    divisor: int = 1  # of an image's side
+    channels: int | None = None  # number of channels that images must have; None allows any
+    divisor: int = 1  # the image side must be divisible by this
 
     @property
     def count(self) -> int:
-        """How many views an image has."""
+        """Number of views per image."""
         return len(self.transforms)
 
     def check(self, channels: int, size: int) -> None:
-        """Refuse images that these views cannot be made of."""
+        """Raise an EtagError if images of this many channels and pixels per side cannot have these views."""
         if self.channels not in (None, channels):
             raise EtagError(
-                f"the view '{self.name}' needs images of {self.channels} channels, these have {channels}: choose "
-                "another embedding.views."
+                f"the views '{self.name}' need images with {self.channels} channels, but these have {channels}: "
+                "choose another embedding.views."
             )
         if size % self.divisor:
             raise EtagError(
-                f"the view '{self.name}' cuts a side into {self.divisor} parts, which {size} pixels do not allow: "
-                f"set data.size={size + self.divisor - size % self.divisor}, or another embedding.views."
+                f"the views '{self.name}' need an image side divisible by {self.divisor}, but it is {size} pixels: "
+                f"set data.size={size + self.divisor - size % self.divisor}, or choose another embedding.views."
             )
 
     def of(self, images: Tensor, labels: Tensor) -> Views:
-        """All views of a batch of images, view by view."""
+        """Return all views of a batch: first all images, then all of them under view 1, and so on."""
         rows = torch.cat([view(images) for view in self.transforms])
-        kinds = torch.arange(self.count, device=labels.device).repeat_interleave(len(labels))
-        return Views(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + kinds)
+        views = torch.arange(self.count, device=labels.device).repeat_interleave(len(labels))
+        return Views(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + views)
 
     def some(self, images: Tensor, labels: Tensor, chosen: Tensor, of: Tensor | None = None) -> Views:
-        """The views that are chosen of each image, or of some images only: a row each, of numbers on the CPU."""
+        """Return the images and the chosen views of them.
+
+        `chosen` holds view numbers, one row for each image in `of` (row numbers of the batch; None is all of them).
+        Both are on the CPU. A view that is chosen twice for an image is computed once.
+        """
         device, count = images.device, len(images)
         of = torch.arange(count) if of is None else of
-        rows, place = [images], torch.zeros(self.count, count, dtype=torch.long)
-        place[0] = torch.arange(count)  # the images are there in any case
-        for kind in range(1, self.count):
-            whose = of[(chosen == kind).any(1)]
-            place[kind, whose] = torch.arange(count, count + len(whose))
-            rows.append(self.transforms[kind](images[whose.to(device, non_blocking=True)]))
-            count += len(whose)
+        rows, row_of = [images], torch.zeros(self.count, count, dtype=torch.long)  # row_of[view, image]
+        row_of[0] = torch.arange(count)  # the images themselves are always there
+        for view in range(1, self.count):
+            owners = of[(chosen == view).any(1)]
+            row_of[view, owners] = torch.arange(count, count + len(owners))
+            rows.append(self.transforms[view](images[owners.to(device, non_blocking=True)]))
+            count += len(owners)
         owners = of[:, None].expand_as(chosen)
-        picked, owners, kinds = (
-            index.flatten().to(device, non_blocking=True) for index in (place[chosen, owners], owners, chosen)
+        picked, owners, views = (
+            index.flatten().to(device, non_blocking=True) for index in (row_of[chosen, owners], owners, chosen)
         )
-        shown = _channels_last(torch.cat(rows))
-        return Views(shown, len(images), picked, labels[owners] * self.count + kinds)
+        inputs = _channels_last(torch.cat(rows))
+        return Views(inputs, len(images), picked, labels[owners] * self.count + views)
 
-    def choose(self, places: Tensor, number: int) -> Tensor:
-        """So many views for each row, all of them equally often, from the rows' places in a random order."""
-        return (places[:, None] + torch.arange(number)) % self.count
+    def choose(self, positions: Tensor, number: int) -> Tensor:
+        """Return `number` different view numbers per row, from the rows' positions in a random order.
+
+        Over the whole batch all views are chosen equally often, up to one.
+        """
+        return (positions[:, None] + torch.arange(number)) % self.count
 
 
 def _channels_last(images: Tensor) -> Tensor:
@@ -80,7 +87,7 @@ def _quarter_turns(turns: int) -> Callable[[Tensor], Tensor]:
 
 
 def _tiles(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """Tile i of the 2 x 2 is the one that was at order[i]."""
+    """Return a view that cuts images into 2 x 2 tiles and puts tile order[i] at position i."""
 
     def view(images: Tensor) -> Tensor:
         tiles = [tile for half in images.chunk(2, dim=2) for tile in half.chunk(2, dim=3)]
@@ -96,7 +103,7 @@ def _channels(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
 
 IDENTITY = ViewTransforms("none", (lambda images: images,))
 ROTATIONS = ViewTransforms("rotation", tuple(_quarter_turns(turns) for turns in range(4)))
-# of the 24 orders of four tiles, four of which no two have a tile in the same place
+# four of the 24 orders of four tiles, chosen so that no two have the same tile in the same place
 JIGSAW = ViewTransforms(
     "jigsaw", tuple(map(_tiles, [(0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0)])), divisor=2
 )

@@ -13,31 +13,35 @@ from etag.core.errors import EtagError
 from etag.core.evaluation import Evaluation
 from etag.core.files import disk_full_error, write_atomically
 from etag.core.scenario import Task
+from etag.core.text import duration
 from etag.core.work import Callback
 
 
-class _Speed:
-    """Images per second since the previous call."""
+class _PhaseCallback(Callback):
+    """Knows the current phase and measures the speed."""
 
     def __init__(self) -> None:
-        self.restart()
+        self._phase, self._since = "", time.perf_counter()
 
-    def restart(self) -> None:
-        self._since = time.perf_counter()
+    def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
+        """Note the phase."""
+        self._phase, self._since = name, time.perf_counter()
 
-    def of(self, rows: int) -> float:
+    def _speed(self, rows: int) -> float:
+        """Images per second since the previous call."""
         now = time.perf_counter()
         speed, self._since = rows / max(now - self._since, 1e-9), now
         return speed
 
 
-class StepLog(Callback):
+class StepLog(_PhaseCallback):
     """Writes one JSON object per line: task, phase, step, loss terms and speed."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._path = path
         self._file: TextIO = path.open("a", buffering=1)  # line by line: an interrupted run must find all of them
-        self._task, self._phase, self._speed = 0, "", _Speed()
+        self._task = 0
 
     def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:
         """Note the task, and drop the lines of steps that will be made again."""
@@ -46,14 +50,9 @@ class StepLog(Callback):
         _cut(self._path, task.index, done)
         self._file = self._path.open("a", buffering=1)
 
-    def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
-        """Note the phase."""
-        self._phase = name
-        self._speed.restart()
-
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
         """Write a line; data passes have no loss and are not logged."""
-        speed = self._speed.of(rows)
+        speed = self._speed(rows)
         if terms:
             line = {"task": self._task, "phase": self._phase, "step": step, "epoch": epoch, "lr": lr}
             line |= {"terms": dict(terms), "images_per_second": round(speed, 1)}
@@ -82,7 +81,7 @@ def _cut(path: Path, task: int, done: Mapping[str, int | None]) -> None:
         raise EtagError(f"the log '{path}' is damaged ({error}): start again with --restart.") from error
 
 
-class TensorBoardLog(Callback):
+class TensorBoardLog(_PhaseCallback):
     """Logs loss terms, learning rate and speed per step, and accuracies per task; steps count on over tasks."""
 
     def __init__(self, folder: Path) -> None:
@@ -92,8 +91,8 @@ class TensorBoardLog(Callback):
             raise EtagError(
                 "the callback tensorboard needs the package tensorboard: pip install tensorboard."
             ) from error
+        super().__init__()
         self._writer = SummaryWriter(str(folder))
-        self._phase, self._speed = "", _Speed()
         self._before: dict[str, int] = {}  # steps of each phase in earlier tasks
         self._last: dict[str, int] = {}
 
@@ -101,14 +100,9 @@ class TensorBoardLog(Callback):
         """Continue the step count of the previous task."""
         self._before = dict(self._last)
 
-    def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
-        """Note the phase."""
-        self._phase = name
-        self._speed.restart()
-
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
         """Log the values of a phase; data passes have none."""
-        speed = self._speed.of(rows)
+        speed = self._speed(rows)
         if not terms:
             return
         at = self._last[self._phase] = self._before.get(self._phase, 0) + step
@@ -132,13 +126,14 @@ class TensorBoardLog(Callback):
         self._writer.close()
 
 
-class ProgressBars(Callback):
+class ProgressBars(_PhaseCallback):
     """Two live lines on a terminal: the whole work with the time left, the phase with speed and loss terms.
 
     The time left is estimated from the numbers of training images of all tasks.
     """
 
     def __init__(self, console: Console, title: str, images: Sequence[int]) -> None:
+        super().__init__()
         self._images = images
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -149,11 +144,10 @@ class ProgressBars(Callback):
         )
         self._title = title
         self._run: TaskID = self._bars.add_task(title, total=sum(images), note="")
-        self._phase: TaskID = self._bars.add_task("", total=1, note="")
+        self._phase_bar: TaskID = self._bars.add_task("", total=1, note="")
         self._task, self._phases = 0, 0  # number of the task, phases begun in it
         self._steps, self._epochs = 1, 1
         self._began = self._task_began = time.perf_counter()
-        self._speed = _Speed()
         self._per_image: float | None = None  # seconds, from the last finished task
         self._bars.start()
 
@@ -169,20 +163,20 @@ class ProgressBars(Callback):
     def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:
         """Restart the second bar."""
         self._phases, self._steps, self._epochs = self._phases + 1, steps, epochs
+        super().on_phase_begin(name, steps, epochs)
         self._began = time.perf_counter()
-        self._speed.restart()
-        self._bars.reset(self._phase, total=steps, description=f"  {name}", note="")
+        self._bars.reset(self._phase_bar, total=steps, description=f"  {name}", note="")
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:  # noqa: ARG002
         """Move the bars."""
-        now, speed = time.perf_counter(), self._speed.of(rows)
+        now, speed = time.perf_counter(), self._speed(rows)
         losses = "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
         note = f"epoch {epoch + 1}/{self._epochs}  {speed:,.0f} images/s  {losses}"
-        self._bars.update(self._phase, completed=step, note=note)
+        self._bars.update(self._phase_bar, completed=step, note=note)
         # the first phase of a task, the solver's, takes nearly all of its time
         part = step / self._steps if self._phases == 1 else 1.0
         done = sum(self._images[: self._task]) + part * self._images[self._task]
-        self._bars.update(self._run, completed=done, note=f"about {_clock(self._time_left(now, step))} left")
+        self._bars.update(self._run, completed=done, note=f"about {duration(self._time_left(now, step))} left")
 
     def _time_left(self, now: float, step: int) -> float:
         phase = (now - self._began) * (self._steps - step) / step
@@ -192,13 +186,6 @@ class ProgressBars(Callback):
 
     def close(self) -> None:
         """Remove the bars."""
-        self._bars.remove_task(self._phase)
+        self._bars.remove_task(self._phase_bar)
         self._bars.remove_task(self._run)
         self._bars.stop()
-
-
-def _clock(seconds: float) -> str:
-    """A time as it counts down: minutes and seconds, with hours where there are any."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,31 +1,55 @@
-"""Metrics as pure functions of the accuracy matrix.
+"""Metrics as functions of the accuracy matrix, and the table `METRICS` that lists all of them.
 
-The matrix is a list of rows; row t holds a[t, u], the accuracy on the test images of task u after learning task t,
-for u = 0 .. t. `classes` counts the classes of each task. All values are fractions of 1.
+The matrix is a list of rows. Row t holds a[t, u], the accuracy on the test images of task u after training on task t,
+for u = 0 .. t. `classes` has the number of classes of each task. All values are fractions of 1.
 
-Two ways to average over tasks are in use, and papers rarely say which: *plain* gives every task the same weight,
-*weighted* gives every class the same weight (so it is the accuracy over all test images, where classes have equally
-many). Every number we print says which it is.
+Papers average over tasks in two ways and rarely say which: *plain* gives every task the same weight, *weighted* gives
+every class the same weight (the accuracy over all test images, where classes have equally many). Every number we
+print says which one it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 Matrix = Sequence[Sequence[float]]
 
 
+@dataclass(frozen=True)
+class Metric:
+    """One number that sums up a run; `function` computes it from the accuracy matrix and the classes of each task."""
+
+    name: str  # its key in metrics.json
+    title: str
+    definition: str
+    better: Literal["higher", "lower"]
+    function: Callable[[Matrix, Sequence[int]], float]
+
+    @property
+    def unit(self) -> str:
+        """Percent of an accuracy, or percentage points of a difference of accuracies."""
+        return "%" if self.better == "higher" else "points"
+
+
 def step_accuracies(matrix: Matrix, classes: Sequence[int], weighted: bool) -> list[float]:
-    """Accuracy over all tasks learned so far, after each task."""
+    """Accuracy over all tasks trained so far, after each task."""
     return [_mean(row, classes[: len(row)] if weighted else [1] * len(row)) for row in matrix]
 
 
 def average_accuracy(matrix: Matrix, classes: Sequence[int], weighted: bool) -> float:
-    """A: mean over steps, the base task's included, of the step accuracy."""
+    """A: the mean of `step_accuracies` over all steps, the base task included."""
     steps = step_accuracies(matrix, classes, weighted)
     return sum(steps) / len(steps)
 
 
+def last_accuracy(matrix: Matrix, classes: Sequence[int]) -> float:
+    """Weighted accuracy over all tasks after the last one."""
+    return step_accuracies(matrix, classes, weighted=True)[-1]
+
+
 def forgetting_per_task(matrix: Matrix) -> list[float]:
-    """For each task but the last: its best accuracy before the last step, minus that after it. May be negative."""
+    """For each task but the last: its best accuracy before the last step minus the one after it; may be negative."""
     last = len(matrix) - 1
     return [max(matrix[step][task] for step in range(task, last)) - matrix[last][task] for task in range(last)]
 
@@ -36,7 +60,7 @@ def forgetting(matrix: Matrix, classes: Sequence[int], weighted: bool) -> float:
     return _mean(lost, classes[: len(lost)] if weighted else [1] * len(lost)) if lost else 0.0
 
 
-def forgetting_over_all_tasks(matrix: Matrix) -> float:
+def forgetting_over_all_tasks(matrix: Matrix, classes: Sequence[int] = ()) -> float:  # noqa: ARG001
     """The F that the paper appears to print: summed over past tasks, divided by the number of *all* tasks."""
     return sum(forgetting_per_task(matrix)) / len(matrix)
 
@@ -45,23 +69,65 @@ def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 
 
+METRICS = (
+    Metric(
+        "A_weighted",
+        "Average accuracy A, weighted",
+        "accuracy over all classes seen, averaged over steps (the base task included)",
+        "higher",
+        partial(average_accuracy, weighted=True),
+    ),
+    Metric(
+        "A_plain",
+        "Average accuracy A, plain",
+        "mean over tasks of the accuracy on each, averaged over steps",
+        "higher",
+        partial(average_accuracy, weighted=False),
+    ),
+    Metric(
+        "last_accuracy",
+        "Last accuracy, weighted",
+        "accuracy over all classes after the last task",
+        "higher",
+        last_accuracy,
+    ),
+    Metric(
+        "F_weighted",
+        "Forgetting F, weighted",
+        "best earlier accuracy minus the last, per past task, averaged by number of classes",
+        "lower",
+        partial(forgetting, weighted=True),
+    ),
+    Metric(
+        "F_plain",
+        "Forgetting F, plain",
+        "the same, averaged over past tasks (Chaudhry)",
+        "lower",
+        partial(forgetting, weighted=False),
+    ),
+    Metric(
+        "F_paper",
+        "Forgetting F, as the paper divides",
+        "the same, summed over past tasks and divided by the number of all tasks",
+        "lower",
+        forgetting_over_all_tasks,
+    ),
+)
+
+
 def summary(matrix: Matrix, classes: Sequence[int]) -> dict[str, float]:
-    """All scalar metrics, by the names under which they are written."""
+    """The value of every metric, by name."""
+    return {metric.name: metric.function(matrix, classes) for metric in METRICS}
+
+
+def stored_summary(stored: Mapping[str, Any]) -> dict[str, float]:
+    """The value of every metric of a finished run, from the content of its metrics.json.
+
+    A metric that is newer than the run is computed from the stored accuracy matrix.
+    """
+    classes = stored.get("classes_in_task") or stored["classes_per_task"]
+    matrix = [row[: step + 1] for step, row in enumerate(stored["accuracy_matrix"])]
     return {
-        "A_weighted": average_accuracy(matrix, classes, weighted=True),
-        "A_plain": average_accuracy(matrix, classes, weighted=False),
-        "F_weighted": forgetting(matrix, classes, weighted=True),
-        "F_plain": forgetting(matrix, classes, weighted=False),
-        "F_paper": forgetting_over_all_tasks(matrix),
-        "last_accuracy": step_accuracies(matrix, classes, weighted=True)[-1],
+        metric.name: stored[metric.name] if metric.name in stored else metric.function(matrix, classes)
+        for metric in METRICS
     }
-
-
-DEFINITIONS = {
-    "A_weighted": "accuracy over all classes seen, averaged over steps (the base task included)",
-    "A_plain": "mean over tasks of the accuracy on each, averaged over steps",
-    "F_weighted": "best earlier accuracy minus the last, per past task, averaged by number of classes",
-    "F_plain": "the same, averaged over past tasks (Chaudhry)",
-    "F_paper": "the same, summed over past tasks and divided by the number of all tasks",
-    "last_accuracy": "accuracy over all classes after the last task",
-}

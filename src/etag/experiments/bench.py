@@ -189,7 +189,9 @@ class Bench:
             return
         target.path.mkdir(parents=True, exist_ok=True)
         write_atomically(target.path / "command.txt", run.command + "\n")
-        for file in [source.config, *sorted(source.path.glob("embedding-*.json")), source.metrics]:
+        if run.config.evaluation.features == "every":
+            shutil.copytree(source.features, target.features, dirs_exist_ok=True)
+        for file in (source.config, source.metrics):
             write_atomically(target.path / file.name, file.read_bytes())
 
     def seconds_left(self, slots: int) -> float | None:

@@ -21,7 +21,7 @@ class EvaluationOptions(Options):
     """What a run saves of its evaluations besides the metrics."""
 
     features: Literal["none", "last", "every"] = Field(
-        "last", description="save features of up to 1,000 test images after no, the last, or every task (for t-SNE)"
+        "last", description="save features of up to 500 test images after no, the last, or every task (for t-SNE)"
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from etag.core.scenario import Task
+from etag.core.text import data_size, duration
 from etag.core.work import Checkpointer, DataPass, Phase
 from etag.data.scenario import build_scenario
 from etag.engine.engine import Engine
@@ -54,14 +55,14 @@ class Estimate:
         """The estimate in a few lines for people."""
         parts = ", ".join(f"{name} {count:,}" for name, count in self.parameters.items())
         first, *later = self.seconds
-        tasks = f"base task {_time(first)}"
+        tasks = f"base task {duration(first)}"
         if later:
-            tasks += f", then {len(later)} of {_time(sum(later) / len(later))} each"
+            tasks += f", then {len(later)} of {duration(sum(later) / len(later))} each"
         return (
             f"parameters at the end: {sum(self.parameters.values()):,} ({parts})\n"
-            f"memory: about {_size(self.network_bytes)} for networks and optimizer, {_size(self.data_bytes)} for "
-            "images if they are held in memory, and the activations of a batch\n"
-            f"time: about {_time(sum(self.seconds))} ({tasks}) on this machine, without evaluation"
+            f"memory: about {data_size(self.network_bytes)} for networks and optimizer, {data_size(self.data_bytes)} "
+            "for images if they are held in memory, and the activations of a batch\n"
+            f"time: about {duration(sum(self.seconds))} ({tasks}) on this machine, without evaluation"
         )
 
 
@@ -139,13 +140,3 @@ class _Stopwatch(Engine):
 
 def _of_length(phase: Phase, steps: int) -> Phase:
     return replace(phase, training=phase.training.model_copy(update={"steps": steps}))
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:,.0f} MiB" if count < 2**30 else f"{count / 2**30:,.1f} GiB"

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, for comparison with ours."""
+"""The numbers that the paper prints, to show beside ours."""
 
 from functools import cache
 from pathlib import Path
@@ -30,8 +30,8 @@ class Result(Accuracy):
     F_std: float | None = None
 
 
-class Misprint(_Printed):
-    """A number of Table 1 that is evidently wrong, and why."""
+class DoubtfulValue(_Printed):
+    """A number of Table 1 that is printed but cannot be right."""
 
     column: str
     method: str
@@ -60,7 +60,7 @@ class Paper(_Printed):
     """All tables of the paper; methods have our names and the paper's order."""
 
     table1: dict[str, dict[str, Result]]
-    misprints: list[Misprint]
+    doubtful: list[DoubtfulValue]
     ablation: dict[str, Ablation]
     self_supervised: dict[str, float]
     time: dict[str, Seconds]
@@ -71,15 +71,17 @@ class Paper(_Printed):
         """The methods of Table 1, one per row."""
         return list(next(iter(self.table1.values())))
 
-    def misprint(self, column: str, method: str, metric: str) -> str | None:
+    def doubt(self, column: str, method: str, metric: str) -> str | None:
         """What is wrong with a number of Table 1; None if nothing is."""
-        wrong = (m.note for m in self.misprints if (m.column, m.method, m.metric) == (column, method, metric))
+        wrong = (
+            one.note for one in self.doubtful if (one.column, one.method, one.metric) == (column, method, metric)
+        )
         return next(wrong, None)
 
 
 @cache
 def printed() -> Paper:
-    """All numbers of the paper, read from `paper.yaml` once."""
+    """The content of paper.yaml."""
     return Paper.model_validate(yaml.read(FILE))
 
 

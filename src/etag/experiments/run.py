@@ -34,7 +34,7 @@ from etag.learner.stopping import Stop
 from etag.methods.abilities import GeneratesImages
 from etag.methods.base import AnyMethod
 
-SAVED_FEATURES = 1000  # test images per task
+SAVED_FEATURES = 500  # test images per task
 GENERATED_ROWS, GENERATED_COLUMNS = 10, 12  # of the overview of generated images
 
 

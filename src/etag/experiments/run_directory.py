@@ -104,7 +104,7 @@ class RunDirectory:
     def save_features(self, task: int, features: Tensor, labels: Tensor) -> None:
         """Save features of test images after a task."""
         buffer = BytesIO()
-        np.savez_compressed(buffer, features=features.float().cpu().numpy(), labels=labels.cpu().numpy())
+        np.savez_compressed(buffer, features=features.half().cpu().numpy(), labels=labels.cpu().numpy())
         self.features.mkdir(exist_ok=True)
         write_atomically(self.features / f"task-{task + 1:03}.npz", buffer.getvalue())
 

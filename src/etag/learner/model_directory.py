@@ -14,11 +14,12 @@ import os
 import shutil
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 from torch import Tensor, nn
 
 from etag.core.errors import EtagError
@@ -36,12 +37,28 @@ VERSIONS = 3  # how many are stored, by default
 Name = Hashable  # of a class: text, a number, or a tuple of these
 
 
+def plain_name(name: Name) -> Any:
+    """A class name as a JSON value; JSON has no tuples."""
+    if isinstance(name, tuple):
+        return {"tuple": [plain_name(part) for part in name]}
+    if name is None or isinstance(name, str | bool | int | float):
+        return name
+    raise EtagError(f"the class {name!r} cannot be saved: names are text, numbers, or tuples of these.")
+
+
+def _name(value: Any) -> Name:
+    return tuple(map(_name, value["tuple"])) if isinstance(value, dict) else value
+
+
+SavedName = Annotated[Name, BeforeValidator(_name), PlainSerializer(plain_name)]
+
+
 @dataclass(frozen=True)
 class Lesson:
     """One change of a model: a task learned, known classes updated, or a class forgotten."""
 
     kind: str  # learn, update or forget
-    classes: tuple[Name, ...]
+    classes: tuple[SavedName, ...]
     images: int
     seconds: float  # of training
     test_seconds: float
@@ -57,7 +74,7 @@ class About:
     preprocess: Preprocess
     channels: int
     task_sizes: tuple[int, ...] = ()
-    classes: tuple[Name, ...] = ()
+    classes: tuple[SavedName, ...] = ()
     expected_classes: int | None = None  # how many there will be in all; None where nobody knows
     temperature: float = 1.0
     threshold: float = 0.0  # predictions with a lower probability count as "none of these", on request
@@ -84,46 +101,16 @@ class About:
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
-        values = {field: getattr(self, field) for field in self.__dataclass_fields__}
-        lessons = [asdict(lesson) | {"classes": list(map(plain_name, lesson.classes))} for lesson in self.history]
-        return values | {
-            "preprocess": asdict(self.preprocess),
-            "classes": list(map(plain_name, self.classes)),
-            "history": lessons,
-        }
+        values: dict[str, Any] = _ABOUT.dump_python(self, mode="json")
+        return values
 
     @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> Self:
-        """From JSON values."""
-        given = {field: values[field] for field in cls.__dataclass_fields__}
-        return cls(
-            **given
-            | {
-                "preprocess": Preprocess.from_plain(values["preprocess"]),
-                "task_sizes": tuple(values["task_sizes"]),
-                "classes": tuple(map(_name, values["classes"])),
-                "history": tuple(map(_lesson, values["history"])),
-            }
-        )
+    def from_plain(cls, values: dict[str, Any]) -> "About":
+        """From JSON values, of which others than its own are ignored; a ValueError names what is wrong."""
+        return _ABOUT.validate_python({name: values[name] for name in cls.__dataclass_fields__})
 
 
-def plain_name(name: Name) -> Any:
-    """A class name as a JSON value; JSON has no tuples."""
-    if isinstance(name, tuple):
-        return {"tuple": [plain_name(part) for part in name]}
-    if name is None or isinstance(name, str | bool | int | float):
-        return name
-    raise EtagError(f"the class {name!r} cannot be saved: names are text, numbers, or tuples of these.")
-
-
-def _name(value: Any) -> Name:
-    return tuple(map(_name, value["tuple"])) if isinstance(value, dict) else value
-
-
-def _lesson(values: dict[str, Any]) -> Lesson:
-    found = values["evaluation"]
-    evaluation = None if found is None else Evaluation(**found)
-    return Lesson(**values | {"classes": tuple(map(_name, values["classes"])), "evaluation": evaluation})
+_ABOUT = TypeAdapter(About)
 
 
 class ModelDirectory:
@@ -274,9 +261,6 @@ class ModelDirectory:
         with self._readable():
             classifier = Classifier.empty(content["structure"])
             self._fill_classifier(classifier, content["tensors"]["classifier"])
-            for parameter in classifier.parameters():
-                if parameter.ndim == 4:
-                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
             return classifier.to(device).requires_grad_(False).eval(), About.from_plain(content)
 
     def load_learner(self, placement: Placement | None = None) -> tuple[AnyMethod, About]:

@@ -1,23 +1,23 @@
-"""Cross-entropies of the head: Eqs. (1) and (5)."""
+"""Cross-entropy losses of the classifier head: Eqs. (1) and (5)."""
 
 from torch import Tensor
 from torch.nn import functional
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, first: int = 0, end: int | None = None) -> Tensor:
-    """Eq. (1), `eq:1`: mean cross-entropy over the outputs first .. end - 1, which must hold every label."""
+    """Eq. (1), `eq:1`: mean cross-entropy over the classes first .. end - 1; every label must be one of them."""
     return functional.cross_entropy(logits[:, first:end], labels - first)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, first: int, end: int) -> Tensor:
-    """The same with a weight for each row; the sum is divided by the number of rows."""
+    """Return `cross_entropy` with one weight per row; the weighted sum is divided by the number of rows."""
     return (weights * functional.cross_entropy(logits[:, first:end], labels - first, reduction="none")).mean()
 
 
 def new_cross_entropy_weights(lambda_ce: float, normalize: bool = False) -> dict[str, float]:
-    """Eq. (5): weights of the cross-entropies on new data and on replayed features.
+    """Eq. (5): weights of the cross-entropies on new data (`ce`) and on replayed features (`replay`).
 
-    `normalize` divides both by 1 + lambda, as the authors' release does.
+    `normalize` divides both by 1 + lambda_ce, as the authors' release does.
     """
     scale = 1 / (1 + lambda_ce) if normalize else 1.0
     return {"ce": scale, "replay": lambda_ce * scale}

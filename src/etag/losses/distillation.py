@@ -1,4 +1,4 @@
-"""What a student takes over from its teacher, besides Eqs. (3) and (4): logits, attention, features, maps."""
+"""Distillation losses other than Eqs. (3) and (4): on logits, attention maps, features and stage maps."""
 
 from collections.abc import Sequence
 
@@ -8,61 +8,62 @@ from torch.nn import functional
 
 
 def logit_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """LwF (Li and Hoiem, 2017): cross-entropy of the student's outputs with the teacher's, both at temperature tau.
+    """LwF (Li and Hoiem, 2017): cross-entropy of student with teacher logits, both at temperature tau.
 
-    There is no factor tau^2. Its least value is the teacher's entropy, not zero; there its gradient vanishes.
+    There is no factor tau^2. The minimum is the teacher's entropy, not zero; the gradient is zero there.
     """
     return functional.cross_entropy(student / tau, (teacher / tau).softmax(1))
 
 
-def padded_softmax(answers: Tensor, classes: int) -> Tensor:
-    """Probabilities over the classes that were known; those that came since have none."""
-    return functional.pad(answers.softmax(1), (0, classes - answers.shape[1]))
+def padded_softmax(logits: Tensor, classes: int) -> Tensor:
+    """Return the softmax of the logits, padded with zeros to `classes` columns: newer classes have probability 0."""
+    return functional.pad(logits.softmax(1), (0, classes - logits.shape[1]))
 
 
 def padded_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """BI-R (van de Ven et al., 2020): cross-entropy with the teacher's outputs at temperature tau, times tau^2.
+    """BI-R (van de Ven et al., 2020): tau^2 times the cross-entropy with the teacher's softmax at temperature tau.
 
-    New classes, of which the teacher knows nothing, compete, but are never the answer.
+    Classes that the teacher does not know are in the student's softmax and have target probability 0.
     """
-    wanted = padded_softmax(teacher / tau, student.shape[1])
-    return tau**2 * functional.cross_entropy(student / tau, wanted)
+    target = padded_softmax(teacher / tau, student.shape[1])
+    return tau**2 * functional.cross_entropy(student / tau, target)
 
 
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """1 - cos of the features, averaged over images: Lucir's less-forget constraint, and POD-flat."""
+    """Return 1 - cos of the features, averaged over images: Lucir's less-forget constraint, and POD-flat."""
     return (1 - functional.cosine_similarity(student, teacher)).mean()
 
 
 def class_activation_map(maps: Tensor, weights: Tensor) -> Tensor:
-    """Grad-CAM at the last stage, in closed form; `weights` has a row an image, that of the class to be explained.
+    """Grad-CAM at the last stage in closed form: (images, height, width).
 
-    Before global pooling and a linear layer, a logit's gradient on a map is the class's weight over the map's size.
+    `weights` has one row per image: the linear head's weights of the class to explain. With global pooling and a
+    linear head, the gradient of a logit with respect to a map is the class's weight divided by the map's size.
     """
     size = maps.shape[2] * maps.shape[3]
     return functional.relu(torch.einsum("nchw,nc->nhw", maps, weights / size))
 
 
 def gradient_activation_map(maps: Tensor, logits: Tensor, create_graph: bool) -> Tensor:
-    """Grad-CAM (Selvaraju et al., 2017) at any stage.
+    """Grad-CAM (Selvaraju et al., 2017) at any stage: (images, height, width).
 
-    `logits` holds the logit to be explained, one an image, computed from the maps. With `create_graph` the result can
-    be differentiated: that takes second-order gradients.
+    `logits` has one value per image, the logit to explain, computed from `maps`. With `create_graph` the result is
+    differentiable, which needs second-order gradients.
     """
     (gradient,) = torch.autograd.grad(logits.sum(), maps, create_graph=create_graph)
     return functional.relu((maps * gradient.mean((2, 3), keepdim=True)).sum(1))
 
 
 def attention_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """LwM (Dhar et al., 2019): maps as vectors of unit length; sum of absolute differences, averaged over images."""
+    """LwM (Dhar et al., 2019): L1 distance of the flattened maps, each scaled to unit norm, averaged over images."""
     student, teacher = (functional.normalize(attention.flatten(1)) for attention in (student, teacher))
     return (student - teacher).abs().sum(1).mean()
 
 
 def pod_spatial(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """PODNet (Douillard et al., 2020): squared maps pooled along each axis, as vectors of unit length.
+    """PODNet (Douillard et al., 2020): 2-norm of the difference of pooled maps, averaged over images and stages.
 
-    The norm of the difference, averaged over images and stages.
+    The squared maps are pooled along the width and along the height, and the result is scaled to unit norm.
     """
     distances = [
         torch.linalg.vector_norm(_pooled(new) - _pooled(old), dim=1).mean()
@@ -72,6 +73,6 @@ def pod_spatial(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
 
 
 def _pooled(maps: Tensor) -> Tensor:
-    """A vector an image: the sums over the width, then those over the height."""
+    """Return one unit vector per image: the sums of the squared map over its width, then those over its height."""
     energy = maps.square()
     return functional.normalize(torch.cat([energy.sum(3).flatten(1), energy.sum(2).flatten(1)], dim=1))

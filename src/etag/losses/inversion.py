@@ -1,4 +1,4 @@
-"""Losses that let a generator make images out of a frozen solver: ABD (Smith et al., 2021)."""
+"""Losses that train a generator of images from a frozen classifier alone: ABD (Smith et al., 2021)."""
 
 import math
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-BLUR = math.sqrt(2)  # deviation in pixels: the release's kernel is exp(-(x / 2)^2)
+BLUR = math.sqrt(2)  # standard deviation in pixels: the release's kernel is exp(-(x / 2)^2)
 
 
 def confidence(logits: Tensor, tau: float) -> Tensor:
-    """Cross-entropy with the likeliest class, at temperature tau."""
+    """Return the cross-entropy at temperature tau with the most likely class as the label."""
     return functional.cross_entropy(logits / tau, logits.argmax(1))
 
 
 def class_balance(logits: Tensor) -> Tensor:
-    """How unevenly a batch is spread over K classes: 1 + sum p log p / log K, p being the mean softmax.
+    """Return how unevenly a batch is spread over K classes: 1 + sum p log p / log K, where p is the mean softmax.
 
-    0 where all classes have an equal share, 1 where one has all.
+    It is 0 when all classes have an equal share and 1 when one class has all.
     """
     classes = logits.shape[1]
     if classes == 1:
@@ -26,15 +26,15 @@ def class_balance(logits: Tensor) -> Tensor:
     return 1 + torch.xlogy(share, share).sum() / math.log(classes)
 
 
-def statistics_divergence(mean: Tensor, variance: Tensor, wanted_mean: Tensor, wanted_variance: Tensor) -> Tensor:
-    """KL(N(wanted) || N(given)) of each channel, averaged over channels."""
-    variance, wanted_variance = variance + 1e-8, wanted_variance + 1e-8
-    ratio = (wanted_variance + (wanted_mean - mean).square()) / variance
-    return 0.5 * (torch.log(variance / wanted_variance) + ratio - 1).mean()
+def statistics_divergence(mean: Tensor, variance: Tensor, target_mean: Tensor, target_variance: Tensor) -> Tensor:
+    """Return KL(N(target) || N(mean, variance)) of each channel, averaged over channels."""
+    variance, target_variance = variance + 1e-8, target_variance + 1e-8
+    ratio = (target_variance + (target_mean - mean).square()) / variance
+    return 0.5 * (torch.log(variance / target_variance) + ratio - 1).mean()
 
 
-def roughness(images: Tensor) -> Tensor:
-    """Mean squared difference of images and their blurred selves: a Gaussian of 5 x 5 pixels, edges reflected."""
+def smoothness_penalty(images: Tensor) -> Tensor:
+    """Return the mean squared difference of images and their Gaussian blur (5 x 5 pixels, edges reflected)."""
     channels = images.shape[1]
     line = torch.exp(-torch.arange(-2, 3, dtype=images.dtype, device=images.device).square() / (2 * BLUR**2))
     kernel = (line[:, None] * line / line.sum().square()).expand(channels, 1, 5, 5)

@@ -1,14 +1,15 @@
-"""Losses on similarities rather than logits."""
+"""Losses on similarities between features and class vectors."""
 
 import torch
 from torch import Tensor
 
 
 def margin_ranking(cosines: Tensor, labels: Tensor, old: int, margin: float = 0.5, hardest: int = 2) -> Tensor:
-    """Lucir (Hou et al., 2019): an old image's own cosine shall exceed those of the new classes it is nearest to.
+    """Lucir (Hou et al., 2019): hinge loss that keeps old images closer to their class than to the new classes.
 
-    `cosines` are without scale. The mean is over the old images of the batch and their `hardest` new classes; it is 0
-    where there are none. (Over several processes it is the mean of theirs.)
+    `cosines` are not scaled. For each old image (label < `old`), the cosine of its own class should exceed those of
+    the `hardest` most similar new classes by `margin`. The mean is over these pairs of one process; it is 0 if the
+    batch has no old image.
     """
     own = cosines.gather(1, labels[:, None])
     rivals = cosines[:, old:].topk(min(hardest, cosines.shape[1] - old), dim=1).values
@@ -18,9 +19,10 @@ def margin_ranking(cosines: Tensor, labels: Tensor, old: int, margin: float = 0.
 
 
 def nca_loss(scaled: Tensor, labels: Tensor, scale: Tensor, margin: float = 0.6) -> Tensor:
-    """PODNet's NCA loss: the positive, less a margin, against all other classes; what is won is not pushed further.
+    """PODNet's NCA loss, averaged over rows: log-sum-exp over the wrong classes minus the right class's similarity.
 
-    `scaled` are the similarities times the learned scale.
+    `scaled` holds similarities times the learned `scale`. The right class is lowered by `margin`; a row whose right
+    class still wins adds nothing.
     """
     positive = scaled.gather(1, labels[:, None]).squeeze(1) - scale * margin
     others = scaled.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
@@ -28,10 +30,10 @@ def nca_loss(scaled: Tensor, labels: Tensor, scale: Tensor, margin: float = 0.6)
 
 
 def nca_loss_as_released(scaled: Tensor, labels: Tensor) -> Tensor:
-    """The same with the quirks of the authors' code.
+    """Return the NCA loss as the authors' code computes it, which differs from the paper.
 
-    The margin is taken from every similarity, and so cancels; the positive that is left out of the denominator still
-    adds exp(0) to it, once the largest is subtracted.
+    The margin is subtracted from every similarity, so it cancels. After the largest similarity is subtracted from
+    all, the right class is set to 0 instead of being removed, so it adds exp(0) to the sum over the wrong classes.
     """
     shifted = scaled - scaled.max(1, keepdim=True).values
     positive = shifted.gather(1, labels[:, None]).squeeze(1)

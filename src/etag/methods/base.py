@@ -90,6 +90,14 @@ class MethodOptions(Options):
         return self
 
 
+class PerTaskMethodOptions(MethodOptions):
+    """Options of methods whose tasks have one head each, unless `head.per_task` is turned off."""
+
+    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "linear", "per_task": True}}
+    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
+    head_per_task: ClassVar[bool] = True
+
+
 class ExemplarMethodOptions(MethodOptions):
     """Options of methods that may store exemplars."""
 

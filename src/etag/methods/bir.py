@@ -4,18 +4,23 @@ One network classifies features and generates them. Features of old classes from
 again with the previous version's soft predictions; a share 1 / t of the loss is new at the t-th task.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional
 
-from pydantic import Field, PositiveFloat
-
+from etag.core.options import Options, Schedule
+from etag.core.outputs import require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import OptimizerState, ParameterGroup, Phase, Plan
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.core.work import Batch, OptimizerState, ParameterGroup, Phase, Plan, Terms
+from etag.losses.classification import cross_entropy
+from etag.losses.distillation import padded_distillation, padded_softmax
+from etag.losses.generation import reparameterize, sampled_divergence, squared_error
+from etag.methods.base import MethodInfo
+from etag.methods.frozen_features import FrozenFeatureMethod, FrozenFeatureMethodOptions
 from etag.methods.parts.cached_features import CachedFeatures
-from etag.methods.parts.frozen_backbone import FrozenBackbone, FrozenBackboneOptions
-from etag.methods.parts.internal_replay import ReplayNetworkOptions, ReplayObjective
+from etag.methods.parts.generators import GeneratorTrainOptions
 from etag.methods.registry import method
 from etag.models.answers import AnswerRule, HiddenLayersRule
 from etag.models.initial import build
@@ -23,11 +28,80 @@ from etag.models.replay_network import ReplayNetwork
 from etag.models.solver import Frozen
 
 
-class BirOptions(MethodOptions):
+class ReplayNetworkTrainOptions(GeneratorTrainOptions):
+    """Adam with a constant learning rate of 1e-4."""
+
+    steps: PositiveInt | None = Field(5000, description="optimizer steps per task")
+    batch_size: PositiveInt = Field(256, description="new features per step, and as many replayed ones")
+    schedule: Schedule = Field("constant", description="learning-rate schedule")
+
+
+class ReplayNetworkOptions(Options):
+    """The network that classifies and replays."""
+
+    latent: PositiveInt = Field(100, description="size of the latent code")
+    hidden: PositiveInt = Field(2000, description="width of the hidden layers")
+    silent: float = Field(0.7, ge=0, lt=1, description="share of the decoder's units that a class's gates turn off")
+    train: ReplayNetworkTrainOptions = Field(ReplayNetworkTrainOptions(), description="training of the network")
+
+
+class ReplayObjective(nn.Module):
+    """Cross-entropy, reconstruction and divergence on new features; the same with soft targets on replayed ones."""
+
+    def __init__(
+        self,
+        network: ReplayNetwork,
+        old: Frozen[ReplayNetwork] | None,
+        task: Task,
+        tau: float,
+        kl_divisor: float | None,
+    ) -> None:
+        super().__init__()
+        self.network, self.old = network, old
+        self._task, self._tau = task, tau
+        self._kl_divisor = kl_divisor or network.features
+
+    def forward(self, batch: Batch) -> Terms:
+        """The weighted terms."""
+        seen, new = self._task.seen, 1 / (self._task.index + 1)
+        logits, terms = self._generation(batch, "new", batch.inputs, functional.one_hot(batch.labels, seen))
+        terms = {"ce": cross_entropy(logits, batch.labels, 0, seen)} | terms
+        weighted = {name: new * value for name, value in terms.items()}
+        if self.old is not None:
+            features, old_logits = self.replayed(batch)
+            tau = self._tau
+            logits, terms = self._generation(batch, "replayed", features, padded_softmax(old_logits / tau, seen))
+            terms["kd"] = padded_distillation(logits[:, :seen], old_logits, tau)
+            weighted |= {f"{name}_replayed": (1 - new) * value for name, value in terms.items()}
+        return weighted
+
+    @torch.no_grad()
+    def replayed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Generated features of old classes, and the old network's logits for them."""
+        old, classes = require(self.old).network, self._task.old
+        labels = batch.draws.integers("replay labels", 0, classes, batch.total)
+        codes = old.prior.codes(labels, batch.draws.normal("replay codes", batch.total, old.latent))
+        features = old.decode(codes, functional.one_hot(labels, classes).to(codes))
+        return features, old.classify(features)[:, :classes]
+
+    def _generation(self, batch: Batch, which: str, features: Tensor, shares: Tensor) -> tuple[Tensor, Terms]:
+        """Logits of features, and the terms of reconstructing them; `shares` are class probabilities, row by row."""
+        network, shares = self.network, shares.to(features)
+        hidden = network.encoder(features)
+        mean, log_variance = network.mean(hidden), network.log_variance(hidden)
+        noise = batch.draws.normal(f"{which} posterior", batch.total, network.latent)
+        codes = reparameterize(mean, log_variance, noise)
+        divergence = sampled_divergence(noise, log_variance, network.prior.log_density(codes, shares))
+        recon = squared_error(network.decode(codes, shares), features) / network.features
+        return network.head(hidden), {
+            "recon": recon,
+            "kl": divergence / self._kl_divisor,
+        }
+
+
+class BirOptions(FrozenFeatureMethodOptions):
     """Options of BI-R."""
 
-    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
-    features: FrozenBackboneOptions = Field(FrozenBackboneOptions(), description="the frozen features")
     generator: ReplayNetworkOptions = Field(ReplayNetworkOptions(), description="the network")
     tau: PositiveFloat = Field(2.0, description="temperature of the soft predictions")
     kl_divisor: PositiveFloat | None = Field(
@@ -46,32 +120,22 @@ class BirOptions(MethodOptions):
         generator="its own decoder, with a Gaussian and gates per class",
     ),
 )
-class BIR(Method[BirOptions]):
-    """Internal replay; the solver's head serves the base task only."""
+class BIR(FrozenFeatureMethod[BirOptions]):
+    """Internal replay: the network replays features, not images."""
 
     Options = BirOptions
 
     def build(self, stream: Stream) -> None:
-        """Store the scale of the features, the network, and its optimizer state beside the solver."""
+        """Store the network and its optimizer state too."""
         super().build(stream)
         o, features = self.options.generator, self.solver.backbone.feature_size
-        self.frozen = FrozenBackbone(self.options.features, features)
         self.network = build(
             lambda: ReplayNetwork(features, o.latent, o.hidden, o.silent), stream.generator("generator")
         )
         self.optimizer_state, self.old = OptimizerState(), None
-        self.parts |= {
-            "scale": self.frozen.scale,
-            "generator": self.network,
-            "optimizer_state": self.optimizer_state,
-        }
+        self.parts |= {"generator": self.network, "optimizer_state": self.optimizer_state}
 
     old: Frozen[ReplayNetwork] | None
-
-    def check(self, task_sizes: Sequence[int]) -> None:
-        """The features must come from somewhere."""
-        super().check(task_sizes)
-        self.frozen.check(self.context.model.weights, self.embedding is not None)
 
     def begin_task(self, task: Task) -> None:
         """Copy the previous network, which replays."""
@@ -84,16 +148,8 @@ class BIR(Method[BirOptions]):
         super().add_classes(classes)
         self.network.grow(classes, self.stream("grow").generator("generator"))
 
-    def new_outputs(self, classes: int) -> int:
-        """The solver's head has the base classes only, and none if the backbone is not trained."""
-        return self.frozen.head_outputs(classes, first=len(self.task_sizes) == 1)
-
-    def phases(self, task: Task) -> Plan:
-        """Train the backbone at the base task; then the network on cached features."""
-        if self.frozen.trains(task):
-            yield self.solver_phase(task, [self.cross_entropy(task)])
-        found = yield self.features_pass("features", task.train, self.options.features.passes)
-        features = self.frozen.scaled(task, CachedFeatures.of(found, len(task.train)))
+    def learn_features(self, task: Task, features: CachedFeatures) -> Plan:
+        """Train the network on new and replayed features."""
         training = self.options.generator.train.for_task(task.index)
         objective = ReplayObjective(self.network, self.old, task, self.options.tau, self.options.kl_divisor)
         batches = features.batches(training, self.stream("generator"), self.context.placement)
@@ -102,8 +158,4 @@ class BIR(Method[BirOptions]):
 
     def answer_rule(self) -> AnswerRule:
         """The network's own head."""
-        return HiddenLayersRule(self.frozen.scale, self.network.encoder, self.network.head)
-
-    def remarks(self) -> dict[str, str]:
-        """Where the features come from."""
-        return {"features": self.frozen.remark(self.context.model.weights)}
+        return HiddenLayersRule(self.scale, self.network.encoder, self.network.head)

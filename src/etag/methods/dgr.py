@@ -22,7 +22,7 @@ from etag.methods.parts.adversarial import AdversarialOptions
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.fidelity import FidelityOptions
 from etag.methods.parts.generators import options_by_kind
-from etag.methods.parts.images import PixelHead, Pixels, Replay, ReplayMixture, image_replay_term
+from etag.methods.parts.images import PixelHead, Pixels, Replay, WithReplay, image_replay_term, replace_share
 from etag.methods.parts.variational import VariationalOptions
 from etag.methods.registry import METHODS, method, variant
 
@@ -103,7 +103,7 @@ class DGR(Method[DgrOptions]):
         weights["guide"] = self.options.guidance * self.options.guide_weight
         phase = generator.phase(task, pixels, weights, head, self.stream("generator"))
         if task.index:
-            phase = replace(phase, batches=ReplayMixture(phase.batches, 1 - new, self.replay(task, head)))
+            phase = replace(phase, batches=WithReplay(phase.batches, self.replay(task, head), replace_share(1 - new)))
         yield phase
 
     def replay(self, task: Task, head: PixelHead) -> Replay:

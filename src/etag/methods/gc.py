@@ -1,18 +1,20 @@
 """GC: the generative classifier (van de Ven et al., 2021). Each class has a small VAE; the likeliest class wins."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import nn
 
+from etag.core.options import Options, Schedule
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import ParameterGroup, Phase, Plan
+from etag.core.work import Batch, ParameterGroup, Phase, Plan, Terms
 from etag.data.batches import ClassBatches
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.losses.generation import prior_divergence, reparameterize, squared_error
+from etag.methods.base import MethodInfo
+from etag.methods.frozen_features import FrozenFeatureMethod, FrozenFeatureMethodOptions
 from etag.methods.parts.cached_features import CachedFeatures
-from etag.methods.parts.class_vaes import ClassVAEObjective, ClassVAEOptions
-from etag.methods.parts.frozen_backbone import FrozenBackbone, FrozenBackboneOptions
+from etag.methods.parts.generators import GeneratorTrainOptions
 from etag.methods.registry import method
 from etag.models.answers import AnswerRule, LikelihoodRule
 from etag.models.class_vaes import ClassVAEs
@@ -20,11 +22,46 @@ from etag.models.initial import build
 from etag.models.modules import Modules
 
 
-class GcOptions(MethodOptions):
+class ClassVAETrainOptions(GeneratorTrainOptions):
+    """Adam with a constant learning rate of 1e-3; a step trains all classes of the task, each on its own batch."""
+
+    lr: PositiveFloat = Field(1e-3, description="learning rate")
+    steps: PositiveInt | None = Field(500, description="optimizer steps per class")
+    batch_size: PositiveInt = Field(256, description="features per class and step")
+    schedule: Schedule = Field("constant", description="learning-rate schedule")
+
+
+class ClassVAEOptions(Options):
+    """The VAE of a class."""
+
+    latent: PositiveInt = Field(20, description="size of the latent code")
+    hidden: PositiveInt = Field(85, description="width of the hidden layer")
+    train: ClassVAETrainOptions = Field(ClassVAETrainOptions(), description="training of the VAEs")
+
+
+class ClassVAEObjective(nn.Module):
+    """Minus the ELBO of every class, per number of the feature; summed over classes, which share no parameters."""
+
+    def __init__(self, classes: ClassVAEs) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, batch: Batch) -> Terms:
+        """The weighted terms; a row of the batch holds one feature of each class."""
+        features = batch.inputs.transpose(0, 1)  # (classes, rows, feature)
+        mean, log_variance = self.classes.encode(features)
+        noise = batch.draws.normal("posterior", batch.total, len(features), self.classes.latent).transpose(0, 1)
+        decoded = self.classes.decode(reparameterize(mean, log_variance, noise))
+        scale = len(features) / self.classes.features  # the mean over rows of all classes, as a sum of classes
+        return {
+            "kl": scale * prior_divergence(mean.flatten(0, 1), log_variance.flatten(0, 1)),
+            "recon": scale * squared_error(decoded.flatten(0, 1), features.flatten(0, 1)),
+        }
+
+
+class GcOptions(FrozenFeatureMethodOptions):
     """Options of GC."""
 
-    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
-    features: FrozenBackboneOptions = Field(FrozenBackboneOptions(), description="the frozen features")
     generator: ClassVAEOptions = Field(ClassVAEOptions(), description="the VAE of a class")
     samples: PositiveInt | Literal["mean"] = Field(
         "mean",
@@ -43,22 +80,15 @@ class GcOptions(MethodOptions):
         generator="one VAE per class on features; nothing is replayed",
     ),
 )
-class GC(Method[GcOptions]):
-    """Classes share no parameters, so none is forgotten; the solver's head serves the base task only."""
+class GC(FrozenFeatureMethod[GcOptions]):
+    """Classes share no parameters, so none is forgotten."""
 
     Options = GcOptions
 
     def build(self, stream: Stream) -> None:
-        """Store the scale of the features and the VAEs beside the solver."""
+        """Store the VAEs too."""
         super().build(stream)
-        self.frozen = FrozenBackbone(self.options.features, self.solver.backbone.feature_size)
-        self.classes: Modules[ClassVAEs] = Modules()
-        self.parts |= {"scale": self.frozen.scale, "generator": self.classes}
-
-    def check(self, task_sizes: Sequence[int]) -> None:
-        """The features must come from somewhere."""
-        super().check(task_sizes)
-        self.frozen.check(self.context.model.weights, self.embedding is not None)
+        self.parts["generator"] = self.classes = Modules[ClassVAEs]()
 
     def add_classes(self, classes: int) -> None:
         """Add a VAE for each new class."""
@@ -67,16 +97,8 @@ class GC(Method[GcOptions]):
         generator = self.stream("grow").generator("generator")
         self.classes.append(build(lambda: ClassVAEs(classes, features, o.latent, o.hidden), generator))
 
-    def new_outputs(self, classes: int) -> int:
-        """The solver's head has the base classes only, and none if the backbone is not trained."""
-        return self.frozen.head_outputs(classes, first=len(self.task_sizes) == 1)
-
-    def phases(self, task: Task) -> Plan:
-        """Train the backbone at the base task; then the VAEs of the task's classes, all at once."""
-        if self.frozen.trains(task):
-            yield self.solver_phase(task, [self.cross_entropy(task)])
-        found = yield self.features_pass("features", task.train, self.options.features.passes)
-        features = self.frozen.scaled(task, CachedFeatures.of(found, len(task.train)))
+    def learn_features(self, task: Task, features: CachedFeatures) -> Plan:
+        """Train the VAEs of the task's classes, all at once."""
         training, (*_, new) = self.options.generator.train.for_task(task.index), self.classes
         batches = ClassBatches(
             features.all_features,
@@ -89,8 +111,4 @@ class GC(Method[GcOptions]):
 
     def answer_rule(self) -> AnswerRule:
         """The highest likelihood."""
-        return LikelihoodRule(self.frozen.scale, self.classes, self.options.samples)
-
-    def remarks(self) -> dict[str, str]:
-        """Where the features come from."""
-        return {"features": self.frozen.remark(self.context.model.weights)}
+        return LikelihoodRule(self.scale, self.classes, self.options.samples)

@@ -54,8 +54,8 @@ class Lucir(Method[LucirOptions]):
         o, terms = self.options, [self.cross_entropy(task)]
         if task.index:
             if o.imprint:
-                found = yield self.features_pass("imprint", task.train)
-                imprint(self.solver.head, task, found, self.stream("imprint").generator("k-means"))
+                features = self.features_pass("imprint", task.train)
+                yield from imprint(self.solver.head, task, features, self.stream("imprint"))
             terms.append(cosine_term("less_forget", o.weight * math.sqrt(task.old / task.new)))
             terms.append(self.ranking(task))
         yield self.solver_phase(task, terms, old_classes=False)

@@ -1,22 +1,17 @@
 """LwF: learning without forgetting (Li and Hoiem, 2017)."""
 
-from typing import Any, ClassVar
-
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.base import Method, MethodInfo, PerTaskMethodOptions
 from etag.methods.parts.distillation import logits_term
 from etag.methods.registry import method
 
 
-class LwfOptions(MethodOptions):
+class LwfOptions(PerTaskMethodOptions):
     """Options of LwF."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
-    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
-    head_per_task: ClassVar[bool] = True
     weight: NonNegativeFloat = Field(10.0, description="weight of the distillation")
     tau: PositiveFloat = Field(2.0, description="temperature of the distillation")
 

@@ -1,7 +1,6 @@
 """LwM: learning without memorizing (Dhar et al., 2019)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -10,17 +9,14 @@ from etag.core.errors import EtagError
 from etag.core.outputs import Need, require
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.base import Method, MethodInfo, PerTaskMethodOptions
 from etag.methods.parts.distillation import attention_term, logits_term
 from etag.methods.registry import method
 
 
-class LwmOptions(MethodOptions):
+class LwmOptions(PerTaskMethodOptions):
     """Options of LwM."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
-    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
-    head_per_task: ClassVar[bool] = True
     beta: NonNegativeFloat = Field(2.0, description="weight of the distillation of outputs")
     gamma: NonNegativeFloat = Field(1.0, description="weight of the distillation of attention maps")
     tau: PositiveFloat = Field(2.0, description="temperature of the distillation of outputs")

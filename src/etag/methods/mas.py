@@ -1,6 +1,6 @@
 """MAS: memory aware synapses (Aljundi et al., 2018)."""
 
-from typing import Any, ClassVar
+from functools import partial
 
 from pydantic import Field, NonNegativeFloat
 
@@ -8,17 +8,14 @@ from etag.core.outputs import require
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Plan
-from etag.methods.base import Method, MethodInfo, MethodOptions
+from etag.methods.base import Method, MethodInfo, PerTaskMethodOptions
 from etag.methods.parts.importance import Importance, ImportanceOptions, output_norm
 from etag.methods.registry import method
 
 
-class MasOptions(MethodOptions):
+class MasOptions(PerTaskMethodOptions):
     """Options of MAS."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
-    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
-    head_per_task: ClassVar[bool] = True
     weight: NonNegativeFloat = Field(400.0, description="weight of the penalty")
     importance: ImportanceOptions = Field(ImportanceOptions(), description="estimation of the importances")
 
@@ -49,6 +46,6 @@ class MAS(Method[MasOptions]):
         if task.index:
             terms.append(self.importance.penalty(self.solver, require(self.teacher), self.options.weight))
         yield self.solver_phase(task, terms)
-        images = self.importance.images(task, self.stream("importance"))
-        batches = self.pass_batches("importance", images, size=self.context.train.for_task(task.index).batch_size)
-        self.importance.add_task(task, (yield self.importance.data_pass(self.solver, batches)))
+        size = self.context.train.for_task(task.index).batch_size
+        batches = partial(self.pass_batches, "importance", size=size)
+        yield from self.importance.measure(task, self.solver, batches, self.stream("importance"))

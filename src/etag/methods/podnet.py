@@ -77,8 +77,8 @@ class PODNet(Method[PodnetOptions]):
         o, terms = self.options, [self.nca()]
         if task.index:
             if o.imprint:
-                found = yield self.features_pass("imprint", task.train)
-                imprint(self.solver.head, task, found, self.stream("imprint").generator("k-means"))
+                features = self.features_pass("imprint", task.train)
+                yield from imprint(self.solver.head, task, features, self.stream("imprint"))
             factor = math.sqrt(task.seen / task.new)
             terms += [pod_term(o.spatial * factor), cosine_term("pod_flat", o.flat * factor)]
         yield self.solver_phase(task, terms, old_classes=False)

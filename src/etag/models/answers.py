@@ -1,106 +1,65 @@
 """Answer rules: how a feature becomes scores over the classes seen.
 
-Scores are logarithms of probabilities up to a constant per row; the highest one is the prediction. A rule describes
-its structure in JSON values, so that a saved classifier can be built again without the method that trained it.
+Scores are logarithms of probabilities up to a constant per row; the highest one is the prediction.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from etag.core.random import Stream
 from etag.models.class_vaes import ClassVAEs
-from etag.models.heads import LinearHead, empty_head
-from etag.models.modules import FeatureScale, Modules, StoredTensors
-from etag.models.replay_network import hidden_layers
+from etag.models.feature_scale import FeatureScale
+from etag.models.heads import LinearHead
+from etag.models.modules import Modules, StoredTensors
+from etag.models.replay_network import HiddenLayers
+from etag.models.structure import Described
 
 
-class AnswerRule(nn.Module, ABC):
+class AnswerRule(Described, ABC):
     """Maps features, one row per image, to scores, one column per class."""
-
-    kind: ClassVar[str]
 
     @abstractmethod
     def forward(self, features: Tensor) -> Tensor:
         """Scores of the classes, one row per image."""
 
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """The arguments of `empty`, as JSON values."""
 
-    @classmethod
-    @abstractmethod
-    def empty(cls, **values: Any) -> Self:
-        """A rule of the described structure, with uninitialized weights."""
-
-
-ANSWER_RULES: dict[str, type[AnswerRule]] = {}
-R = TypeVar("R", bound=type[AnswerRule])
-
-
-def answer_rule(kind: str) -> Callable[[R], R]:
-    """Decorator: register an answer rule under the name that is saved with a model."""
-
-    def register(cls: R) -> R:
-        cls.kind = kind
-        ANSWER_RULES[kind] = cls
-        return cls
-
-    return register
-
-
-@answer_rule("head")
 class HeadRule(AnswerRule):
     """The logits of a head: of its first `classes` classes, each of which has `outputs_per_class` outputs. The first
     output of a class is its score."""
 
+    arguments = ("head", "classes", "outputs_per_class")
+
     def __init__(self, head: LinearHead, classes: int, outputs_per_class: int = 1) -> None:
         super().__init__()
-        self.head, self._classes, self._outputs = head, classes, outputs_per_class
+        self.head, self.classes, self.outputs_per_class = head, classes, outputs_per_class
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits."""
         logits: Tensor = self.head(features)
-        return logits[:, : self._classes * self._outputs : self._outputs]
-
-    def describe(self) -> dict[str, Any]:
-        """Head and numbers of classes and outputs."""
-        return {"head": self.head.describe(), "classes": self._classes, "outputs_per_class": self._outputs}
-
-    @classmethod
-    def empty(cls, **values: Any) -> Self:
-        """With an empty head."""
-        return cls(empty_head(**values["head"]), values["classes"], values["outputs_per_class"])
+        return logits[:, : self.classes * self.outputs_per_class : self.outputs_per_class]
 
 
-@answer_rule("heads per task")
 class PerTaskRule(AnswerRule):
     """Log-probabilities within each task's own head: the highest probability over all heads wins."""
 
+    arguments = ("head", "task_sizes")
+
     def __init__(self, head: LinearHead, task_sizes: Sequence[int]) -> None:
         super().__init__()
-        self.head, self._task_sizes = head, list(task_sizes)
+        self.head, self.task_sizes = head, list(task_sizes)
 
     def forward(self, features: Tensor) -> Tensor:
         """Log-probabilities of each head, side by side."""
         logits: Tensor = self.head(features)
-        heads = torch.split(logits[:, : sum(self._task_sizes)], self._task_sizes, dim=1)
+        heads = torch.split(logits[:, : sum(self.task_sizes)], self.task_sizes, dim=1)
         return torch.cat([head.log_softmax(1) for head in heads], dim=1)
 
-    def describe(self) -> dict[str, Any]:
-        """Head and sizes of the tasks."""
-        return {"head": self.head.describe(), "task_sizes": self._task_sizes}
 
-    @classmethod
-    def empty(cls, **values: Any) -> Self:
-        """With an empty head."""
-        return cls(empty_head(**values["head"]), values["task_sizes"])
-
-
-class ClassScores(StoredTensors):
+class ClassScores(StoredTensors, Described):
     """IL2M's second memory: mean scores of classes, and mean confidences of tasks.
 
     For each class its mean score on its own images when it was learned (`initial`) and now (`current`); for each task
@@ -140,9 +99,10 @@ class ClassScores(StoredTensors):
         return torch.where(sound & ~self.is_new, ratio, torch.ones_like(ratio))
 
 
-@answer_rule("rectified")
 class RectifiedRule(AnswerRule):
     """IL2M (Belouadah and Popescu, 2019): where a new class would win, old classes get their earlier scores back."""
+
+    arguments = ("head", "scores")
 
     def __init__(self, head: LinearHead, scores: ClassScores) -> None:
         super().__init__()
@@ -154,24 +114,15 @@ class RectifiedRule(AnswerRule):
         new_wins = self.scores.is_new[logits.argmax(1)]
         return torch.where(new_wins[:, None], logits * self.scores.factors, logits)
 
-    def describe(self) -> dict[str, Any]:
-        """The head."""
-        return {"head": self.head.describe()}
 
-    @classmethod
-    def empty(cls, **values: Any) -> Self:
-        """With an empty head and no scores."""
-        return cls(empty_head(**values["head"]), ClassScores())
-
-
-@answer_rule("likelihood")
 class LikelihoodRule(AnswerRule):
     """The log-likelihood of the scaled feature under the VAE of each class; all classes have the same prior."""
 
+    arguments = ("scale", "classes", "samples")
+
     def __init__(self, scale: FeatureScale, classes: Modules[ClassVAEs], samples: int | Literal["mean"]) -> None:
         super().__init__()
-        self.scale, self.classes = scale, classes
-        self._samples = samples
+        self.scale, self.classes, self.samples = scale, classes, samples
 
     def forward(self, features: Tensor) -> Tensor:
         """Log-likelihoods."""
@@ -182,30 +133,17 @@ class LikelihoodRule(AnswerRule):
     def _noise(self) -> Tensor:
         """The same draws at every call: a prediction does not depend on earlier ones."""
         latent = next(iter(self.classes)).latent
-        if self._samples == "mean":
+        if self.samples == "mean":
             return torch.zeros(1, latent)
-        return torch.randn(self._samples, latent, generator=Stream.root(0).generator("samples"))
-
-    def describe(self) -> dict[str, Any]:
-        """Sizes of the VAEs, one group per task."""
-        groups = [{"classes": v.count, "latent": v.latent, "hidden": v.hidden} for v in self.classes]
-        return {"features": self.scale.features, "groups": groups, "samples": self._samples}
-
-    @classmethod
-    def empty(cls, **values: Any) -> Self:
-        """With uninitialized VAEs."""
-        features = values["features"]
-        classes: Modules[ClassVAEs] = Modules(
-            ClassVAEs(group["classes"], features, group["latent"], group["hidden"]) for group in values["groups"]
-        )
-        return cls(FeatureScale(features), classes, values["samples"])
+        return torch.randn(self.samples, latent, generator=Stream.root(0).generator("samples"))
 
 
-@answer_rule("hidden layers")
 class HiddenLayersRule(AnswerRule):
     """The logits of a head behind hidden layers that take scaled features (BI-R)."""
 
-    def __init__(self, scale: FeatureScale, encoder: nn.Sequential, head: LinearHead) -> None:
+    arguments = ("scale", "encoder", "head")
+
+    def __init__(self, scale: FeatureScale, encoder: HiddenLayers, head: LinearHead) -> None:
         super().__init__()
         self.scale, self.encoder, self.head = scale, encoder, head
 
@@ -213,13 +151,3 @@ class HiddenLayersRule(AnswerRule):
         """Logits."""
         logits: Tensor = self.head(self.encoder(self.scale(features)))
         return logits
-
-    def describe(self) -> dict[str, Any]:
-        """The head and the number of features; the hidden layers are as wide as the head's input."""
-        return {"features": self.scale.features, "head": self.head.describe()}
-
-    @classmethod
-    def empty(cls, **values: Any) -> Self:
-        """With uninitialized layers."""
-        head = empty_head(**values["head"])
-        return cls(FeatureScale(values["features"]), hidden_layers(values["features"], head.features), head)

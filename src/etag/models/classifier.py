@@ -5,8 +5,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from etag.models.answers import ANSWER_RULES, AnswerRule
+from etag.models.answers import AnswerRule
 from etag.models.backbone import Backbone, ModelOptions, new_backbone
+from etag.models.structure import build_empty, describe
 
 
 class Classifier(nn.Module):
@@ -41,7 +42,7 @@ class Classifier(nn.Module):
             "channels": self._channels,
             "size": self._size,
             "signed": self.backbone.signed,
-            "answer": {"kind": self.answer.kind} | self.answer.describe(),
+            "answer": describe(self.answer),
             "temperature": self.temperature,
         }
 
@@ -49,17 +50,13 @@ class Classifier(nn.Module):
     def empty(cls, values: dict[str, Any]) -> Self:
         """A classifier of the described structure whose weights are not set: load a state dict into it."""
         model, channels, size = ModelOptions.model_validate(values["model"]), values["channels"], values["size"]
-        answer = dict(values["answer"])
-        kind = answer.pop("kind")
-        if kind not in ANSWER_RULES:
-            raise ValueError(f"it uses the answer rule '{kind}', which is not known here")
         with torch.device("meta"):  # nothing is computed or drawn for weights that are about to be loaded
-            classifier = cls(
-                new_backbone(model, channels, size, values["signed"]),
-                ANSWER_RULES[kind].empty(**answer),
-                model,
-                channels,
-                size,
-                values["temperature"],
-            )
-        return classifier.to_empty(device="cpu").eval()
+            backbone, answer = new_backbone(model, channels, size, values["signed"]), build_empty(values["answer"])
+            if not isinstance(answer, AnswerRule):
+                raise ValueError("it has no answer rule")
+            classifier = cls(backbone, answer, model, channels, size, values["temperature"])
+        classifier.to_empty(device="cpu").eval()
+        for parameter in classifier.parameters():
+            if parameter.ndim == 4:  # the layout of training, so that scores are equal to the last bit
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        return classifier

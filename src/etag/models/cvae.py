@@ -1,4 +1,4 @@
-"""The conditional variational auto-encoder that makes features of known classes again."""
+"""The conditional variational autoencoder that generates features of known classes."""
 
 import math
 
@@ -10,7 +10,7 @@ from etag.models.modules import StoredTensors
 
 
 class ConditionalLinear(nn.Module):
-    """A linear layer on [x, one-hot(y)], kept as a layer on x plus one row a class, so that classes can be added."""
+    """A linear layer on [x, one-hot(y)], stored as a layer on x plus one row per class so that it can grow."""
 
     def __init__(self, features: int, outputs: int, linear: type[nn.Linear] = nn.Linear, std: float = 0.0) -> None:
         super().__init__()
@@ -18,10 +18,10 @@ class ConditionalLinear(nn.Module):
         self.rows = nn.Parameter(torch.empty(0, outputs))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """There are no rows yet."""
+        """Do nothing: a new layer has no class rows yet."""
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Add rows, with numbers like those of the rest of the layer."""
+        """Add `classes` rows, initialized like the rest of the layer."""
         outputs, features = self.linear.weight.shape
         added = torch.empty(classes, outputs)
         if self._std:
@@ -32,52 +32,53 @@ class ConditionalLinear(nn.Module):
         self.rows = nn.Parameter(torch.cat([self.rows.detach(), added.to(self.rows.device)]))
 
     def drop(self, label: int) -> None:
-        """Remove the row of a class."""
+        """Remove the row of one class."""
         self.rows = nn.Parameter(torch.cat([self.rows.detach()[:label], self.rows.detach()[label + 1 :]]))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The layer's output before any activation."""
-        joint: Tensor = self.linear(x) + functional.embedding(labels, self.rows)
-        return joint
+        """Return the layer's output, without activation: (rows, outputs)."""
+        output: Tensor = self.linear(x) + functional.embedding(labels, self.rows)
+        return output
 
 
 class Residuals(StoredTensors):
-    """What a decoder's mean leaves out of the features it is to make: a mean a class, and one covariance for all.
+    """Statistics of a decoder's errors: one mean per class, and one covariance for all classes.
 
-    With them what is made is a sample of p(f | y, z) = N(decoder(z, y) + mean_y, covariance).
+    With them a generated feature is a sample of p(f | y, z) = N(decoder(z, y) + mean_y, covariance).
     """
 
     means: Tensor
-    factor: Tensor  # times its transpose, the covariance
+    factor: Tensor  # lower triangular; factor @ factor.T is the covariance
 
     def __init__(self, features: int) -> None:
         super().__init__()
         self.store(means=torch.empty(0, features), factor=torch.zeros(features, features))
 
     def initialize(self, _: torch.Generator) -> None:
-        """No class is known yet."""
+        """Set all statistics to zero."""
         self.store(means=torch.zeros_like(self.means), factor=torch.zeros_like(self.factor))
 
     def learn(self, means: Tensor, covariance: Tensor) -> None:
-        """Add new classes. The covariance becomes the mean over all classes."""
+        """Add new classes; the stored covariance becomes the mean over old and new classes."""
         old, new = len(self.means), len(means)
         pooled = (old * self.factor @ self.factor.T + new * covariance) / (old + new)
-        smallest = 1e-6 * pooled.diagonal().mean().clamp(min=1e-6) * torch.eye(len(pooled), device=pooled.device)
-        self.store(means=torch.cat([self.means, means]), factor=torch.linalg.cholesky(pooled + smallest))
+        ridge = 1e-6 * pooled.diagonal().mean().clamp(min=1e-6) * torch.eye(len(pooled), device=pooled.device)
+        self.store(means=torch.cat([self.means, means]), factor=torch.linalg.cholesky(pooled + ridge))
 
     def drop(self, label: int) -> None:
-        """Forget a class."""
+        """Remove the mean of one class."""
         self.store(means=torch.cat([self.means[:label], self.means[label + 1 :]]))
 
-    def added(self, made: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """Features as they would be, not negative; `noise` is standard normal."""
-        return functional.relu(made + self.means[labels] + noise @ self.factor.T)
+    def added(self, generated: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        """Return generated features plus random errors, clamped at 0; `noise` is standard normal."""
+        return functional.relu(generated + self.means[labels] + noise @ self.factor.T)
 
 
 class ConditionalVAE(nn.Module):
-    """p(f | y, z) and q(z | f, y), each with two hidden layers.
+    """Encoder q(z | f, y) and decoder p(f | y, z), with two hidden layers each.
 
-    Features are not negative, and nor is the output; pixels are between 0 and 1, and then it is `bounded`.
+    The output ends in a ReLU, since features are not negative; with `bounded` it ends in a sigmoid, for pixels. With
+    `residuals` the statistics of the decoder's errors are stored too.
     """
 
     def __init__(
@@ -95,24 +96,24 @@ class ConditionalVAE(nn.Module):
         self.decoder_out = nn.Linear(hidden, features)
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Learn of new classes."""
+        """Add `classes` new classes."""
         self.encoder_in.grow(classes, generator)
         self.decoder_in.grow(classes, generator)
 
     def drop(self, label: int) -> None:
-        """Forget a class; the labels after it move up."""
+        """Remove a class; the labels after it decrease by one."""
         self.encoder_in.drop(label)
         self.decoder_in.drop(label)
         if self.residuals is not None:
             self.residuals.drop(label)
 
     def encode(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of q(z | f, y)."""
+        """Return mean and log-variance of q(z | f, y), each (rows, latent)."""
         hidden = functional.relu(self.encoder(functional.relu(self.encoder_in(features, labels))))
         return self.mean(hidden), self.log_variance(hidden)
 
     def decode(self, latent: Tensor, labels: Tensor) -> Tensor:
-        """The feature of a latent code and a class."""
+        """Return the generated feature for each latent code and label: (rows, features)."""
         hidden = functional.relu(self.decoder(functional.relu(self.decoder_in(latent, labels))))
-        made: Tensor = self.decoder_out(hidden)
-        return made.sigmoid() if self._bounded else functional.relu(made)
+        output: Tensor = self.decoder_out(hidden)
+        return output.sigmoid() if self._bounded else functional.relu(output)

@@ -1,7 +1,7 @@
 """Classification heads that grow by blocks, one block per task."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -11,6 +11,7 @@ from torch.nn import functional
 from etag.core.options import Options
 from etag.models.initial import build
 from etag.models.modules import Modules
+from etag.models.structure import Described
 
 
 class HeadOptions(Options):
@@ -54,24 +55,23 @@ class HeadOptions(Options):
         return LinearHead(features, self.bias)
 
 
-class LinearHead(nn.Module):
+class LinearHead(Described):
     """A linear layer whose rows come in blocks of parameters.
 
     A block is the unit of freezing: a row with zero gradient inside a larger parameter would still be moved by
     Adam's weight decay.
     """
 
-    def __init__(self, features: int, bias: bool = True) -> None:
+    arguments: ClassVar[tuple[str, ...]] = ("features", "bias", "block_sizes")
+
+    def __init__(self, features: int, bias: bool = True, block_sizes: Sequence[int] = ()) -> None:
         super().__init__()
         self.features, self.bias = features, bias
-        self.blocks: Modules[nn.Linear] = Modules()
+        self.blocks: Modules[nn.Linear] = Modules(nn.Linear(features, size, bias) for size in block_sizes)
 
     def grow(self, outputs: int, generator: torch.Generator) -> None:
         """Add a block of randomly initialized outputs."""
-        self.blocks.append(build(lambda: self._block(outputs), generator))
-
-    def _block(self, outputs: int) -> nn.Linear:
-        return nn.Linear(self.features, outputs, self.bias)
+        self.blocks.append(build(lambda: nn.Linear(self.features, outputs, self.bias), generator))
 
     def drop(self, first: int, count: int = 1) -> None:
         """Remove `count` outputs of one block; an empty block is removed too."""
@@ -113,18 +113,15 @@ class LinearHead(nn.Module):
         bias = torch.cat([block.bias for block in self.blocks]) if self.bias else None
         return functional.linear(features, self.weight, bias)
 
-    def describe(self) -> dict[str, Any]:
-        """The structure of the head as JSON values, from which `empty_head` builds it again."""
-        return {"kind": "linear", "features": self.features, "bias": self.bias, "blocks": self.block_sizes}
-
 
 class CosineHead(LinearHead):
     """Scaled cosines of the feature and one vector per class (Hou et al., 2019); the scale is learned."""
 
+    arguments: ClassVar[tuple[str, ...]] = ("features", "block_sizes")
     proxies = 1  # rows per class
 
-    def __init__(self, features: int, scale: float = 1.0) -> None:
-        super().__init__(features, bias=False)
+    def __init__(self, features: int, scale: float = 1.0, block_sizes: Sequence[int] = ()) -> None:
+        super().__init__(features, False, block_sizes)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def cosines(self, features: Tensor) -> Tensor:
@@ -142,16 +139,21 @@ class CosineHead(LinearHead):
         length = torch.cat([block.weight for block in old]).norm(dim=1).mean()
         new.weight.copy_(functional.normalize(directions) * length)
 
-    def describe(self) -> dict[str, Any]:
-        """The structure of the head as JSON values."""
-        return {"kind": "cosine", "features": self.features, "blocks": self.block_sizes}
-
 
 class ProxyHead(CosineHead):
     """Local similarity classifier (Douillard et al., 2020): several proxies per class, nearer ones weigh more."""
 
-    def __init__(self, features: int, proxies: int = 10, gamma: float = 1.0, scale: float = 1.0) -> None:
-        super().__init__(features, scale)
+    arguments = ("features", "proxies", "gamma", "block_sizes")
+
+    def __init__(
+        self,
+        features: int,
+        proxies: int = 10,
+        gamma: float = 1.0,
+        scale: float = 1.0,
+        block_sizes: Sequence[int] = (),
+    ) -> None:
+        super().__init__(features, scale, block_sizes)
         self.proxies, self.gamma = proxies, gamma
 
     def grow(self, outputs: int, generator: torch.Generator) -> None:
@@ -171,29 +173,3 @@ class ProxyHead(CosineHead):
     def forward(self, features: Tensor) -> Tensor:
         """Scaled similarities."""
         return self.scale * self.similarities(features)
-
-    def describe(self) -> dict[str, Any]:
-        """The structure of the head as JSON values."""
-        return super().describe() | {"kind": "proxies", "proxies": self.proxies, "gamma": self.gamma}
-
-
-def empty_head(
-    kind: str,
-    features: int,
-    blocks: Sequence[int],
-    bias: bool = False,
-    proxies: int = 10,
-    gamma: float = 1.0,
-) -> LinearHead:
-    """The head that `describe` described, with uninitialized weights."""
-    match kind:
-        case "linear":
-            head = LinearHead(features, bias)
-        case "cosine":
-            head = CosineHead(features)
-        case "proxies":
-            head = ProxyHead(features, proxies, gamma)
-        case _:
-            raise ValueError(f"unknown kind of head '{kind}'")
-    head.blocks.extend(head._block(size) for size in blocks)
-    return head

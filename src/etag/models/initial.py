@@ -1,4 +1,4 @@
-"""Building networks from addressed randomness."""
+"""Building networks whose initial weights come from a given random generator."""
 
 import math
 import os
@@ -15,10 +15,10 @@ M = TypeVar("M", bound=nn.Module)
 
 @runtime_checkable
 class SelfInitializing(Protocol):
-    """A module with parameters of its own that are not those of a plain layer."""
+    """A module that initializes its own parameters, as opposed to a convolution, linear or BatchNorm layer."""
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Set its own parameters (its children are done apart)."""
+        """Initialize its own parameters in place; its child modules are initialized separately."""
 
 
 def _memory() -> float:
@@ -30,14 +30,14 @@ def _memory() -> float:
 
 
 def build(make: Callable[[], M], generator: torch.Generator) -> M:
-    """Make a module without touching the global generator, and initialize it from the given one."""
+    """Return the module that `make` creates, on the CPU, initialized from `generator` alone."""
     with torch.device("meta"):
         module = make()
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
-    if size > (memory := _memory()):  # refused now: the system would kill the process later
+    if size > (memory := _memory()):  # an error now, because the system would kill the process later
         raise EtagError(
             f"a network of {size / 2**30:,.0f} GiB does not fit into this machine's {memory / 2**30:,.0f} GiB of "
-            "memory: set model.width, or the number of classes, lower."
+            "memory: lower model.width or the number of classes."
         )
     module.to_empty(device="cpu")
     for part in module.modules():

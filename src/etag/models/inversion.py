@@ -1,4 +1,4 @@
-"""What makes images out of a frozen solver: a generator, and ears at its BatchNorm layers."""
+"""Generating images from a frozen solver (ABD): an image generator, and a recorder of BatchNorm statistics."""
 
 import math
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ from etag.core.outputs import Need, Outputs, require
 from etag.models.modules import BatchNorm, ConvNorm
 from etag.models.solver import Solver
 
-SMALLEST = 7  # side of the map that images grow from, or a little more
+MIN_SIDE = 7  # the first map has at least this side, if images have at least twice this side
 
 
 class ImageGenerator(nn.Module):
-    """From a normal code to a normalized image: a linear layer, then maps that double their side.
+    """Maps standard normal codes to normalized images: a linear layer, then blocks that each double the side.
 
-    Its last layer makes every channel of a batch as wide as that of a normalized image.
+    The last layer, a BatchNorm without weights, gives every channel zero mean and unit variance over the batch.
     """
 
     def __init__(self, channels: int, size: int, latent: int = 1000) -> None:
         super().__init__()
         self.latent = latent
-        doublings = max(1, int(math.log2(size / SMALLEST)))
+        doublings = max(1, int(math.log2(size / MIN_SIDE)))
         self._sides = [math.ceil(size / 2**power) for power in reversed(range(doublings + 1))]
         self.enter = nn.Linear(latent, 128 * self._sides[0] ** 2)
         self.norm = nn.BatchNorm2d(128)
@@ -40,7 +40,7 @@ class ImageGenerator(nn.Module):
         )
 
     def forward(self, codes: Tensor) -> Tensor:
-        """One image a code."""
+        """Return one image per code: (rows, channels, size, size)."""
         first, *sides = self._sides
         maps = self.norm(self.enter(codes).view(len(codes), 128, first, first))
         for side, block in zip(sides, self.blocks, strict=True):
@@ -49,8 +49,8 @@ class ImageGenerator(nn.Module):
         return images
 
 
-class Statistics(NamedTuple):
-    """Of each channel at a BatchNorm layer: those of the batch, and those that it has learned."""
+class LayerStatistics(NamedTuple):
+    """Statistics of each channel at the input of a BatchNorm layer: of the batch, and the layer's running ones."""
 
     mean: Tensor
     variance: Tensor
@@ -59,34 +59,36 @@ class Statistics(NamedTuple):
 
 
 class BatchNormRecorder(nn.Module):
-    """A solver that also tells what enters its BatchNorm layers. It is the solver itself, but does not train when its
-    user does."""
+    """Wraps a solver, without copying it, to also return the statistics of what enters its BatchNorm layers.
+
+    The solver always stays in evaluation mode.
+    """
 
     def __init__(self, solver: Solver) -> None:
         super().__init__()
         self.solver = solver.eval()
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
-        """Who only tells does not train."""
+        """Do nothing, so that the solver stays in evaluation mode."""
         return self
 
-    def forward(self, images: Tensor) -> tuple[Tensor, list[Statistics]]:
-        """Logits; the statistics of every BatchNorm layer."""
-        with self._heard() as heard:
-            said: Outputs = self.solver(images, Need.LOGITS)
-        return require(said.logits), heard
+    def forward(self, images: Tensor) -> tuple[Tensor, list[LayerStatistics]]:
+        """Return the logits, and the statistics of every BatchNorm layer of the backbone."""
+        with self._recording() as statistics:
+            outputs: Outputs = self.solver(images, Need.LOGITS)
+        return require(outputs.logits), statistics
 
     @contextmanager
-    def _heard(self) -> Iterator[list[Statistics]]:
-        """What is noted within. Folded into their convolutions, the layers would have no input of their own."""
-        heard: list[Statistics] = []
+    def _recording(self) -> Iterator[list[LayerStatistics]]:
+        """Yield a list that each BatchNorm layer appends to; folding is off, else these layers would not run."""
+        statistics: list[LayerStatistics] = []
         pairs = [part for part in self.solver.backbone.modules() if isinstance(part, ConvNorm)]
         norms = [part for part in self.solver.backbone.modules() if isinstance(part, BatchNorm)]
-        handles = [norm.register_forward_pre_hook(partial(_hear, heard)) for norm in norms]
+        handles = [norm.register_forward_pre_hook(partial(_record, statistics)) for norm in norms]
         for pair in pairs:
             pair.folds = False
         try:
-            yield heard
+            yield statistics
         finally:
             for pair in pairs:
                 pair.folds = True
@@ -94,6 +96,6 @@ class BatchNormRecorder(nn.Module):
                 handle.remove()
 
 
-def _hear(heard: list[Statistics], norm: nn.Module, entering: tuple[Tensor]) -> None:
-    variance, mean = torch.var_mean(entering[0], dim=(0, 2, 3), correction=0)
-    heard.append(Statistics(mean, variance, norm.running_mean, norm.running_var))  # type: ignore[arg-type]
+def _record(statistics: list[LayerStatistics], norm: nn.Module, inputs: tuple[Tensor]) -> None:
+    variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3), correction=0)
+    statistics.append(LayerStatistics(mean, variance, norm.running_mean, norm.running_var))  # type: ignore[arg-type]

@@ -1,44 +1,43 @@
-"""Modules that PyTorch does not have."""
+"""General building blocks that PyTorch does not have."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 M = TypeVar("M", bound=nn.Module)
-BatchNorm = nn.modules.batchnorm._BatchNorm  # the base of all kinds
+BatchNorm = nn.modules.batchnorm._BatchNorm  # base class of BatchNorm1d, 2d and 3d
 
 
 class Modules(nn.ModuleList, Generic[M]):
-    """nn.ModuleList, typed."""
+    """An nn.ModuleList whose items have a static type."""
 
     def __iter__(self) -> Iterator[M]:
         return cast(Iterator[M], super().__iter__())
 
 
 class StoredTensors(nn.Module):
-    """Tensors that are kept, not trained. They take the size of what is loaded into them."""
+    """Named tensors that are saved but not trained; loading a state dict may change their shapes."""
 
     def store(self, **tensors: Tensor) -> None:
-        """Replace some or all of them."""
+        """Set or replace tensors by name."""
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False):
-            if (found := state_dict.get(prefix + name)) is not None:
-                self.register_buffer(name, found.to(buffer.device, copy=True))
+            if (saved := state_dict.get(prefix + name)) is not None:
+                self.register_buffer(name, saved.to(buffer.device, copy=True))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution and the BatchNorm behind it. While the statistics stand still the two are one convolution.
+    """A convolution followed by BatchNorm; in evaluation mode the two are folded into one convolution.
 
-    That is the same mathematics, for gradients too, without BatchNorm's own passes over the maps. Who wants to
-    look at what enters BatchNorm sets `folds` to False.
+    Outputs and gradients are mathematically the same, without BatchNorm's own passes over the maps. Set `folds` to
+    False to run BatchNorm as a layer, for instance to observe its input.
     """
 
     folds = True
@@ -48,7 +47,7 @@ class ConvNorm(nn.Sequential):
         super().__init__(convolution, nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalized map."""
+        """Return the normalized map."""
         conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
         if norm.training or not self.folds:
             return cast(Tensor, norm(conv(x)))
@@ -59,13 +58,13 @@ class ConvNorm(nn.Sequential):
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether any BatchNorm in it takes its statistics from the batch at hand."""
+    """Return whether any BatchNorm layer in the module is in training mode, that is, uses batch statistics."""
     return any(isinstance(part, BatchNorm) and part.training for part in module.modules())
 
 
 @contextmanager
 def without_tracking(module: nn.Module) -> Iterator[None]:
-    """Within, BatchNorm in training normalizes by the batch without taking note of it."""
+    """Context manager: BatchNorm layers in training mode do not update their running statistics."""
     norms = [part for part in module.modules() if isinstance(part, BatchNorm)]
     for norm in norms:
         norm.track_running_stats = False
@@ -74,29 +73,3 @@ def without_tracking(module: nn.Module) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.track_running_stats = True
-
-
-LEAST_DEVIATION = 0.1  # smallest deviation that is used, as a share of the mean deviation
-
-
-class FeatureScale(StoredTensors):
-    """Shifts and scales features to zero mean and unit variance over the images it was fitted to."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.features = features
-        self.store(mean=torch.zeros(features), deviation=torch.ones(features))
-
-    def fit(self, features: Tensor) -> None:
-        """Take mean and deviation from features; a feature that hardly varies is not blown up, because it may vary
-        in a later task."""
-        deviation = features.std(0, correction=0)
-        least = LEAST_DEVIATION * deviation.mean()
-        self.store(mean=features.mean(0), deviation=deviation.clamp(min=least) if least > 0 else deviation + 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The scaled features."""
-        return (features - self.mean) / self.deviation

@@ -1,4 +1,4 @@
-"""BI-R's network (van de Ven et al., 2020): encoder, classifier and decoder in one."""
+"""The network of BI-R (van de Ven et al., 2020): encoder, classifier and decoder in one."""
 
 import math
 
@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.heads import LinearHead
+from etag.models.structure import Described
 
 
 class ClassGaussians(nn.Module):
-    """A Gaussian of latent codes for each class; mean and log-variance are learned."""
+    """One Gaussian over latent codes per class, with trained means and log-variances."""
 
     def __init__(self, latent: int) -> None:
         super().__init__()
@@ -18,24 +19,24 @@ class ClassGaussians(nn.Module):
         self.log_variances = nn.Parameter(torch.empty(0, latent))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """There is no class yet."""
+        """Do nothing: there are no classes yet."""
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Add classes, with standard normal numbers."""
+        """Add `classes` Gaussians; means and log-variances are drawn from a standard normal."""
         self.means, self.log_variances = (
-            nn.Parameter(torch.cat([kept.detach(), _normal_rows(classes, kept, generator)]))
-            for kept in (self.means, self.log_variances)
+            nn.Parameter(torch.cat([old.detach(), _normal_rows(classes, old, generator)]))
+            for old in (self.means, self.log_variances)
         )
 
     def codes(self, labels: Tensor, noise: Tensor) -> Tensor:
-        """What noise is a code of each label's Gaussian."""
+        """Return one latent code per label, sampled from its Gaussian with the given standard normal noise."""
         return self.means[labels] + noise * torch.exp(0.5 * self.log_variances[labels])
 
     def log_density(self, codes: Tensor, shares: Tensor) -> Tensor:
-        """log p of each code in the mixture of Gaussians in which each class has its share (rows, classes)."""
+        """Return log p of each code under a mixture of the Gaussians; `shares` are its weights (rows, classes)."""
         distance = (codes[:, None] - self.means).square() * torch.exp(-self.log_variances)
-        each = -0.5 * (distance + self.log_variances + math.log(2 * math.pi)).sum(2)
-        return torch.logsumexp(each + shares.log(), dim=1)
+        log_p = -0.5 * (distance + self.log_variances + math.log(2 * math.pi)).sum(2)
+        return torch.logsumexp(log_p + shares.log(), dim=1)
 
 
 def _normal_rows(rows: int, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -43,9 +44,9 @@ def _normal_rows(rows: int, like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class Gate(nn.Module):
-    """Silences a part of the units, for each class other ones: chosen once, and kept with the weights."""
+    """Sets a share of the units to zero, other units for each class; chosen at random once, then stored."""
 
-    masks: Tensor  # (classes, units), of zeros and ones
+    masks: Tensor  # (classes, units); 0 silences a unit, 1 does not
 
     def __init__(self, units: int, silent: float) -> None:
         super().__init__()
@@ -53,31 +54,36 @@ class Gate(nn.Module):
         self.register_buffer("masks", torch.empty(0, units))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """There is no class yet."""
+        """Do nothing: there are no classes yet."""
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Choose for new classes: the same number of units for each."""
+        """Choose the silent units of `classes` new classes, equally many for each."""
         units = self.masks.shape[1]
         order = torch.rand(classes, units, generator=generator).argsort(1)
         self.masks = torch.cat([self.masks, (order >= round(self._silent * units)).to(self.masks)])
 
     def forward(self, units: Tensor, shares: Tensor) -> Tensor:
-        """What is left of them; where a row belongs to several classes, each has its share."""
+        """Return the units times their class's mask, or the mean of masks weighted by `shares` (rows, classes)."""
         return units * (shares @ self.masks)
 
 
-def hidden_layers(features: int, hidden: int) -> nn.Sequential:
+class HiddenLayers(nn.Sequential, Described):
     """Two hidden layers of equal width, each followed by a ReLU."""
-    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+
+    arguments = ("features", "hidden")
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.features, self.hidden = features, hidden
 
 
 class ReplayNetwork(nn.Module):
-    """Classifies features and makes them again from the same hidden layer."""
+    """Classifies features and generates them, with one encoder for both."""
 
     def __init__(self, features: int, latent: int = 100, hidden: int = 2000, silent: float = 0.7) -> None:
         super().__init__()
         self.latent, self.features = latent, features
-        self.encoder = hidden_layers(features, hidden)
+        self.encoder = HiddenLayers(features, hidden)
         self.head = LinearHead(hidden)
         self.mean = nn.Linear(hidden, latent)
         self.log_variance = nn.Linear(hidden, latent, bias=False)
@@ -87,17 +93,17 @@ class ReplayNetwork(nn.Module):
         self.decoder_out = nn.Linear(hidden, features)
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Learn of new classes."""
+        """Add `classes` new classes."""
         for part in (self.head, self.prior, self.gate_in, self.gate):
             part.grow(classes, generator)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Logits of all classes."""
+        """Return the logits of all classes: (rows, classes)."""
         logits: Tensor = self.head(self.encoder(features))
         return logits
 
     def decode(self, codes: Tensor, shares: Tensor) -> Tensor:
-        """The feature of a code; `shares` says to which classes it belongs."""
+        """Return the generated feature of each code; `shares` (rows, classes) are its weights over the classes."""
         hidden = self.gate_in(functional.relu(self.decoder_in(codes)), shares)
-        made: Tensor = self.decoder_out(self.gate(functional.relu(self.decoder(hidden)), shares))
-        return made
+        generated: Tensor = self.decoder_out(self.gate(functional.relu(self.decoder(hidden)), shares))
+        return generated

@@ -1,4 +1,4 @@
-"""Weights a backbone begins with, from a file of our own or of another library."""
+"""Loading initial weights of a backbone from a file, written by this package or another library."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,30 +15,33 @@ from etag.models.backbone import Backbone
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """How the tensors of a file fit a backbone: `matched` and `missing` are our names, the others the file's."""
+    """How the tensors of a file fit a backbone.
+
+    `matched` and `missing` are names in the backbone, the others are names in the file.
+    """
 
     path: Path
     matched: tuple[str, ...]
     missing: tuple[str, ...]  # in the backbone, not in the file
-    unused: tuple[str, ...]  # in the file, of no backbone: heads and the like
-    foreign: tuple[str, ...]  # in the file, of another backbone
-    wrong_shape: tuple[str, ...]  # in both, with the two shapes
+    unused: tuple[str, ...]  # in the file, not of a backbone, such as a head
+    foreign: tuple[str, ...]  # in the file, of a backbone with more layers
+    wrong_shape: tuple[str, ...]  # in both, with different shapes; the text names both
 
     def __str__(self) -> str:
-        unused = f", {len(self.unused)} left aside ({_few(self.unused)})" if self.unused else ""
-        return f"the backbone begins with {len(self.matched)} tensors of {self.path}{unused}"
+        unused = f", {len(self.unused)} ignored ({_few(self.unused)})" if self.unused else ""
+        return f"loaded {len(self.matched)} tensors of the backbone from {self.path}{unused}"
 
     def check(self) -> None:
-        """Refuse what does not fit. BatchNorm's counters may be missing: nothing is computed from them."""
-        lacking = [name for name in self.missing if not name.endswith(".num_batches_tracked")]
+        """Raise an EtagError if the file does not fit; BatchNorm's step counters are not used and may be missing."""
+        needed = [name for name in self.missing if not name.endswith(".num_batches_tracked")]
         if not self.matched and not self.wrong_shape:
-            problem = f"it has {_few(self.unused + self.foreign)} where {_few(lacking)} are needed"
+            problem = f"it has {_few(self.unused + self.foreign)} instead of {_few(needed)}"
         elif self.wrong_shape:
             problem = _few(self.wrong_shape)
-        elif lacking:
-            problem = f"it lacks {_few(lacking)}"
+        elif needed:
+            problem = f"it lacks {_few(needed)}"
         elif self.foreign:
-            problem = f"it has more than this one: {_few(self.foreign)}"
+            problem = f"it has tensors that this backbone does not have: {_few(self.foreign)}"
         else:
             return
         raise EtagError(
@@ -48,7 +51,7 @@ class WeightsReport:
 
 
 def load_weights(backbone: Backbone, path: str) -> WeightsReport:
-    """Put the tensors of a file into the backbone, all of it or nothing."""
+    """Load the tensors of a file into the backbone; if any does not fit, raise an EtagError and load none."""
     file = Path(path).expanduser()
     tensors = read_tensors(file)
     names = {
@@ -61,20 +64,20 @@ def load_weights(backbone: Backbone, path: str) -> WeightsReport:
 
 
 def _compare(
-    file: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], names: Mapping[str, str]
+    file: Path, own: Mapping[str, Tensor], loaded: Mapping[str, Tensor], names: Mapping[str, str]
 ) -> WeightsReport:
-    """`names` leads from our names to those in the file."""
-    both = [name for name in wanted if name in names]
-    others = [name for name in names if name not in wanted]
-    fits = {name: found[names[name]].shape == wanted[name].shape for name in both}
+    """Compare the backbone's own tensors with loaded ones; `names` maps own names to those in the file."""
+    both = [name for name in own if name in names]
+    others = [name for name in names if name not in own]
+    fits = {name: loaded[names[name]].shape == own[name].shape for name in both}
     return WeightsReport(
         path=file,
         matched=tuple(name for name in both if fits[name]),
-        missing=tuple(name for name in wanted if name not in names),
+        missing=tuple(name for name in own if name not in names),
         unused=tuple(names[name] for name in others if not name.startswith("stages.")),
         foreign=tuple(names[name] for name in others if name.startswith("stages.")),
         wrong_shape=tuple(
-            f"{names[name]} is {_shape(found[names[name]])} where {_shape(wanted[name])} is needed"
+            f"{names[name]} has shape {_shape(loaded[names[name]])} instead of {_shape(own[name])}"
             for name in both
             if not fits[name]
         ),
@@ -82,36 +85,38 @@ def _compare(
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or a PyTorch state dict, by name. Nothing in the file is ever executed."""
+    """Read a safetensors file or a PyTorch state dict as tensors by name; code in the file is never run."""
     if not file.is_file():
-        raise EtagError(f"there is no file '{file}': correct model.weights.")
+        raise EtagError(f"the weights file '{file}' does not exist: correct model.weights.")
     try:
         return load_file(file)
     except OSError as error:
         raise EtagError(f"the weights '{file}' cannot be read: {error}.") from error
     except SafetensorError:
-        pass  # it may still be a PyTorch file
+        pass  # it may be a PyTorch file
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)  # tensors only, no pickled code
-    except Exception as error:  # a file of any other kind can fail in any way
+        content = torch.load(file, map_location="cpu", weights_only=True)  # weights_only refuses pickled code
+    except Exception as error:  # damaged or foreign files can make torch.load raise anything
         raise EtagError(
-            f"'{file}' is damaged, or neither a safetensors file nor a PyTorch state dict of nothing but tensors: "
+            f"'{file}' is damaged, or is neither a safetensors file nor a PyTorch state dict of tensors only: "
             "save the weights with safetensors, or with torch.save(network.state_dict(), file)."
         ) from error
-    named = isinstance(content, Mapping) and all(
+    is_state_dict = isinstance(content, Mapping) and all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     )
-    if not named:
-        raise EtagError(f"'{file}' does not hold tensors by name: save the state dict itself, and nothing around it.")
+    if not is_state_dict:
+        raise EtagError(
+            f"'{file}' does not contain tensors by name: save the state dict itself, not an object that contains it."
+        )
     return dict(content)
 
 
 def _few(items: Iterable[str], most: int = 3) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first `most` items as text, and how many more there are."""
     all_items = list(items)
     more = f" and {len(all_items) - most} more" if len(all_items) > most else ""
     return (", ".join(all_items[:most]) or "nothing") + more
 
 
 def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "one number"
+    return "x".join(map(str, tensor.shape)) or "a single number"

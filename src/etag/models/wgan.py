@@ -1,4 +1,4 @@
-"""GFR's own generator of features: a conditional Wasserstein GAN (Liu et al., 2020)."""
+"""The original feature generator of GFR (Liu et al., 2020): a conditional Wasserstein GAN."""
 
 import torch
 from torch import Tensor, nn
@@ -8,27 +8,27 @@ from etag.models.cvae import ConditionalLinear
 from etag.models.initial import build
 from etag.models.modules import Modules
 
-STD = 0.02  # of the weights that everything here begins with
+STD = 0.02  # standard deviation of all initial weights
 
 
 class _Normal(nn.Linear):
-    """A linear layer that begins with normal weights."""
+    """A linear layer with normally distributed initial weights."""
 
     def initialize(self, generator: torch.Generator) -> None:
-        """As the original."""
+        """Initialize as the original code does: normal weights, zero bias."""
         nn.init.normal_(self.weight, 0.0, STD, generator=generator)
         nn.init.zeros_(self.bias)
 
 
 class _ClassVectors(nn.Module):
-    """A vector a class, for a block of classes."""
+    """One vector per class, for the classes of one task."""
 
     def __init__(self, classes: int, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(classes, size))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """As the rest."""
+        """Initialize with normal values."""
         nn.init.normal_(self.weight, 0.0, STD, generator=generator)
 
 
@@ -37,7 +37,7 @@ def _leaky(x: Tensor) -> Tensor:
 
 
 class Generator(nn.Module):
-    """Features of codes and classes; features are not negative, so is the output."""
+    """Generates a feature from a latent code and a class; its output ends in a ReLU, as features are not negative."""
 
     def __init__(self, features: int, latent: int, hidden: int) -> None:
         super().__init__()
@@ -46,35 +46,35 @@ class Generator(nn.Module):
         self.last = _Normal(hidden, features)
 
     def forward(self, latent: Tensor, labels: Tensor) -> Tensor:
-        """One feature a row."""
+        """Return one generated feature per row: (rows, features)."""
         hidden = _leaky(self.second(_leaky(self.first(latent, labels))))
         return functional.relu(self.last(hidden))
 
 
 class Critic(nn.Module):
-    """How real a feature of a class is: a linear answer, and the class's projection (Miyato and Koyama, 2018)."""
+    """Scores how real a feature of a class is: a linear output plus a class projection (Miyato and Koyama, 2018)."""
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
         self.first = _Normal(features, hidden)
         self.second = _Normal(hidden, hidden)
-        self.answer = _Normal(hidden, 1)
+        self.score = _Normal(hidden, 1)
         self.classes: Modules[_ClassVectors] = Modules()
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Learn of new classes."""
+        """Add `classes` new classes."""
         self.classes.append(build(lambda: _ClassVectors(classes, self.second.out_features), generator))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """One number a row."""
+        """Return one score per row."""
         hidden = _leaky(self.second(_leaky(self.first(features))))
         rows = torch.cat([block.weight for block in self.classes])
-        said: Tensor = self.answer(hidden).squeeze(1) + (functional.embedding(labels, rows) * hidden).sum(1)
-        return said
+        scores: Tensor = self.score(hidden).squeeze(1) + (functional.embedding(labels, rows) * hidden).sum(1)
+        return scores
 
 
 class ConditionalWGAN(nn.Module):
-    """Generator and critic."""
+    """The generator and the critic that trains it."""
 
     def __init__(self, features: int, latent: int = 200, hidden: int = 512) -> None:
         super().__init__()
@@ -82,11 +82,11 @@ class ConditionalWGAN(nn.Module):
         self.generator, self.critic = Generator(features, latent, hidden), Critic(features, hidden)
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Learn of new classes."""
+        """Add `classes` new classes."""
         self.generator.first.grow(classes, generator)
         self.critic.grow(classes, generator)
 
     def decode(self, latent: Tensor, labels: Tensor) -> Tensor:
-        """The feature of a latent code and a class."""
-        made: Tensor = self.generator(latent, labels)
-        return made
+        """Return the generated feature for each latent code and label: (rows, features)."""
+        generated: Tensor = self.generator(latent, labels)
+        return generated

@@ -1,43 +1,65 @@
-"""Collections of runs, as a grid leaves them: which belong together, and what each is called."""
+"""Folders of runs, as `etag bench` writes them: which runs are there, and which were planned but are missing."""
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etag.core.errors import EtagError
 from etag.core.options import file_error
-from etag.experiments import yaml
-from etag.experiments.paper import column_of, printed
-from etag.report.comparison import LOWER_BOUND, UPPER_BOUND, Entry
-from etag.report.quantities import A_WEIGHTED, Quantity, Spread
-from etag.report.records import Metrics, RunRecord, read_run
-from etag.report.style import method_name
+from etag.experiments import recipes, yaml
+from etag.experiments.paper import printed
+from etag.report.groups import RunGroup, check_comparable, group_runs, relative
+from etag.report.records import RunRecord, read_run
 
-BOUNDS = (LOWER_BOUND, UPPER_BOUND)
-OURS = "etag"
-BASELINES = tuple(f"b{number}" for number in range(5))
-METRICS, GRID, SEARCH = "metrics.json", "grid.yaml", "search"  # runs below `search/` only tried values
-SEED = re.compile(r"-seed\d+$")
-KEPT_IMAGES = "exemplars"  # a part of what is stored
+METRICS, CONFIG, GRID = "metrics.json", "config.yaml", "grid.yaml"
+SEARCH = "search"  # runs below `search/` belong to a parameter search
 
 
-class GridFile(BaseModel):
-    """What the report needs of a grid's file."""
-
+class _Part(BaseModel):
+    # options of runs are not checked: the file may be older than today's options
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+
+class PlannedBlock(_Part):
+    """The runs of one block of a grid: every combination of these."""
+
+    recipe: str | None = None
+    methods: list[str] = Field(default_factory=list)
+    splits: list[str] | None = None
+    seeds: list[int] = [0, 1, 2]
+    variants: dict[str, Any] = {"": {}}
+
+    def names(self) -> Iterator[tuple[str | None, str]]:
+        """Split and directory name of each planned run; the split is None where it cannot be known."""
+        splits: list[str | None] = [*self.splits] if self.splits else [self._recipe_split()]
+        for seed, split, method, variant in product(self.seeds, splits, self.methods, self.variants):
+            yield split, f"{method}{f'-{variant}' if variant else ''}-seed{seed}"
+
+    def _recipe_split(self) -> str | None:
+        try:
+            split = recipes.load(self.recipe).get("split") if self.recipe else None
+        except EtagError:  # a recipe of another machine or of another version
+            return None
+        return split if isinstance(split, str) else None
+
+
+class GridFile(_Part):
+    """What the report needs of a grid's file."""
+
     summary: str = ""
+    notice: str = ""  # shown at the top of the page
     paper: dict[str, str] = {}  # by split: the column of the paper's Table 1 that it stands for
+    blocks: list[PlannedBlock] = []
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A folder with a grid's file."""
+class GridFolder:
+    """A folder of results that holds the file of the grid it was made from."""
 
     path: Path
     text: str
@@ -45,82 +67,46 @@ class Grid:
 
     @property
     def name(self) -> str:
-        """What `etag bench` knows it by."""
+        """The name of the folder."""
         return self.path.resolve().name
 
+    def command(self, beside: Path) -> str:
+        """The command that repeats the whole grid."""
+        if self.name in recipes.grids():
+            return f"etag bench {self.name}"
+        folder = relative(self.path, beside)
+        return f"etag bench {folder}/{GRID} --results {folder}"
 
-@dataclass(frozen=True)
-class Scene:
-    """The runs of one folder on the same data and split, by label: METHOD or METHOD-VARIANT."""
-
-    title: str
-    grid: Grid | None
-    entries: dict[str, Entry]
-
-    @property
-    def metrics(self) -> Metrics:
-        """Of any run: they have data, split and classes in common."""
-        return next(iter(self.entries.values())).runs[0].metrics
-
-    @property
-    def slug(self) -> str:
-        """The title in names of files."""
-        return re.sub(r"[^\w.-]+", "-", self.title).strip("-")
-
-    @property
-    def column(self) -> str | None:
-        """The column of the paper's Table 1 that it stands for."""
-        stated = self.grid.file.paper.get(self.metrics.split) if self.grid else None
-        return stated or column_of(self.metrics.data, self.metrics.split)
-
-    @property
-    def methods(self) -> list[str]:
-        """Methods as they are by default, without variants; the paper's rows first."""
-        own = [label for label, entry in self.entries.items() if label == entry.method]
-        rows = printed().methods
-        return sorted(own, key=lambda method: (rows.index(method) if method in rows else len(rows), method))
-
-    @property
-    def labels(self) -> list[str]:
-        """Methods, then variants."""
-        return [*self.methods, *sorted(self.entries.keys() - set(self.methods))]
-
-    @property
-    def compared(self) -> list[str]:
-        """Methods that stand for themselves: the paper's baselines are eTag with parts left out."""
-        return [method for method in self.methods if method not in BASELINES]
-
-    @property
-    def competing(self) -> list[str]:
-        """Those, the bounds excepted."""
-        return [method for method in self.compared if method not in BOUNDS]
-
-    @property
-    def is_main(self) -> bool:
-        """Whether it compares methods of the paper's Table 1, and not only parts of one."""
-        return len(set(self.competing) & set(printed().methods)) > 1
-
-    def some(self, labels: Iterable[str]) -> list[Entry]:
-        """Those of these that are there."""
-        return [self.entries[label] for label in labels if label in self.entries]
+    def missing(self) -> list[str]:
+        """The planned runs of which there is nothing yet, as paths below the folder."""
+        files = (path for name in (METRICS, CONFIG) for path in self.path.rglob(name))
+        found = {path.relative_to(self.path).parent for path in files}
+        planned = dict.fromkeys(name for block in self.file.blocks for name in block.names())
+        by_name = {path.name for path in found if SEARCH not in path.parts}
+        return [
+            f"{split}/{name}" if split else name
+            for split, name in planned
+            if (Path(split, name) not in found if split else name not in by_name)
+        ]
 
 
 @dataclass(frozen=True)
 class Collection:
-    """All that was found."""
+    """Groups of runs that one page shows."""
 
-    scenes: list[Scene]
+    groups: list[RunGroup]
+    grids: list[GridFolder]
     unfinished: list[Path]
 
     @property
     def runs(self) -> list[RunRecord]:
         """Every finished run."""
-        return [run for scene in self.scenes for label in scene.labels for run in scene.entries[label].runs]
+        return [run for group in self.groups for member in group.members.values() for run in member.runs]
 
     @property
-    def grids(self) -> list[Grid]:
-        """The grids that the runs belong to."""
-        return list({scene.grid.path: scene.grid for scene in self.scenes if scene.grid}.values())
+    def notices(self) -> list[str]:
+        """What the files of the grids want every reader to know first."""
+        return [grid.file.notice for grid in self.grids if grid.file.notice]
 
 
 def is_run(path: Path) -> bool:
@@ -128,19 +114,27 @@ def is_run(path: Path) -> bool:
     return (path / METRICS).is_file()
 
 
+def named_runs(paths: Sequence[Path]) -> Collection:
+    """Runs on the same data and split, given by their directories, as one group."""
+    records = [read_run(path, logs=False) for path in {path.resolve(): path for path in paths}.values()]
+    check_comparable(records)
+    return Collection([group_runs(records, _title(records[0]))], [], [])
+
+
 def read_collection(folders: Sequence[Path]) -> Collection:
-    """Everything below these folders, but what a grid only tried."""
+    """All finished runs below these folders, except those of a parameter search."""
     paths = {path.resolve(): path for folder in folders for path in _runs_below(folder)}
-    runs = [read_run(path, logs=False) for path in paths.values()]
     by_place: dict[tuple[object, ...], list[RunRecord]] = {}
-    for run in runs:
+    for path in paths.values():
+        run = read_run(path, logs=False)
         m = run.metrics
         by_place.setdefault((run.path.parent.resolve(), m.data, m.split, *m.classes_per_task), []).append(run)
     titles = Counter(_title(own[0]) for own in by_place.values())
-    scenes = [_scene(own, alone=titles[_title(own[0])] == 1) for own in by_place.values()]
-    scenes.sort(key=lambda scene: scene.column is None)  # those that stand for the paper's first
-    unfinished = [p for folder in folders for p in _below(folder, "config.yaml") if not is_run(p)]
-    return Collection(scenes, unfinished)
+    grids: dict[Path, GridFolder] = {}
+    groups = [_group(own, titles[_title(own[0])] == 1, grids) for own in by_place.values()]
+    groups.sort(key=lambda group: group.column is None)  # first those that stand for a column of the paper
+    unfinished = [p for folder in folders for p in _below(folder, CONFIG) if not is_run(p)]
+    return Collection(groups, list(grids.values()), unfinished)
 
 
 def _runs_below(folder: Path) -> list[Path]:
@@ -160,60 +154,30 @@ def _title(run: RunRecord) -> str:
     return f"{run.metrics.data} {run.metrics.split}"
 
 
-def _scene(runs: Sequence[RunRecord], alone: bool) -> Scene:
+def _group(runs: Sequence[RunRecord], alone: bool, grids: dict[Path, GridFolder]) -> RunGroup:
+    """Group the runs of one folder; the grid that they belong to is added to `grids`."""
     folder = runs[0].path.parent
-    grid = next((_grid(place) for place in (folder, folder.parent) if (place / GRID).is_file()), None)
+    home = next((place for place in (folder, folder.parent) if (place / GRID).is_file()), None)
+    if home is not None and home.resolve() not in grids:
+        grids[home.resolve()] = _grid(home)
+    grid = grids[home.resolve()] if home is not None else None
     where = grid.name if grid else folder.resolve().name
-    by_label: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        by_label.setdefault(label_of(run), []).append(run)
-    entries = {label: _entry(label, own) for label, own in by_label.items()}
-    return Scene(_title(runs[0]) if alone else f"{_title(runs[0])} ({where})", grid, entries)
+    title = _title(runs[0]) if alone else f"{_title(runs[0])} ({where})"
+    return group_runs(runs, title, grid.file.paper.get(runs[0].metrics.split) if grid else None)
 
 
-def _grid(folder: Path) -> Grid:
-    content = yaml.read(folder / GRID)
+def _grid(folder: Path) -> GridFolder:
+    path = folder / GRID
+    content = yaml.read(path)
+    blocks = content.get("runs", [{}])
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise EtagError(f"{path}: 'runs' must be a list of blocks, each with its methods, seeds and so on.")
     try:
-        file = GridFile.model_validate(content)
+        file = GridFile.model_validate(content | {"blocks": [content | block for block in blocks]})
     except ValidationError as error:
-        raise file_error(error, str(folder / GRID)) from error
+        raise file_error(error, str(path)) from error
     for column in file.paper.values():
         if column not in printed().table1:
             known = ", ".join(printed().table1)
-            raise EtagError(f"{folder / GRID}: the paper's Table 1 has no column '{column}', only {known}.")
-    return Grid(folder, (folder / GRID).read_text(), file)
-
-
-def label_of(run: RunRecord) -> str:
-    """The directory's name without its seed; the method's, where it is not named after it."""
-    name, method = SEED.sub("", run.path.resolve().name), run.metrics.method
-    return name if name == method or name.startswith(f"{method}-") else method
-
-
-def _entry(label: str, runs: Sequence[RunRecord]) -> Entry:
-    method = runs[0].metrics.method
-    variant = label.removeprefix(method).removeprefix("-")
-    runs = sorted(runs, key=lambda run: run.metrics.seed)
-    for run, other in pairwise(runs):
-        if run.metrics.seed == other.metrics.seed:
-            raise EtagError(
-                f"'{run.path}' and '{other.path}' are both {label} with seed {run.metrics.seed}: name directories of "
-                "variants METHOD-VARIANT-seedN, or move one of them away."
-            )
-    name = f"{method_name(method)} ({variant})" if variant else method_name(method)
-    return Entry(name, method, tuple(runs))
-
-
-def percents(entry: Entry, quantity: Quantity = A_WEIGHTED) -> dict[int, float]:
-    """By seed, in percent."""
-    return {seed: 100 * value for seed, value in zip(entry.seeds, entry.values(quantity), strict=True)}
-
-
-def percent_spread(entry: Entry, quantity: Quantity = A_WEIGHTED) -> Spread:
-    """Over the seeds, in percent."""
-    return Spread.of(list(percents(entry, quantity).values()))
-
-
-def keeps_images(entry: Entry) -> bool:
-    """Whether it stores exemplars."""
-    return any(KEPT_IMAGES in run.metrics.stored_bytes_by_part for run in entry.runs)
+            raise EtagError(f"{path}: the paper's Table 1 has no column '{column}', only {known}.")
+    return GridFolder(folder, path.read_text(), file)

@@ -1,4 +1,4 @@
-"""Pictures that only a collection has. Like all, pure functions from data to a matplotlib Figure."""
+"""Figures of several methods: pure functions from data to a matplotlib Figure."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from etag.report.features import Embedding
 from etag.report.figures import (
     GRID,
     INK,
@@ -21,10 +22,9 @@ from etag.report.figures import (
     legend_rows,
     scatter,
 )
-from etag.report.records import Embedding
-from etag.report.style import GRAY, Look
+from etag.report.style import GRAY, Style
 
-PANELS = 6  # of one picture: more would be too small to see
+PANELS = 6  # per figure: more would be too small to see
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class Slope:
     name: str
     theirs: float
     ours: float
-    look: Look
+    style: Style
     light: bool = False
 
 
 def slopes(methods: Sequence[Slope]) -> Figure:
-    """Two orders side by side, the best on top; a line joins the places of each method."""
+    """Two rankings side by side, the best on top; a line joins the two places of each method."""
     figure, axes = empty_figure(WIDTH, 0.9 + 0.23 * len(methods))
     left = {slope: -place for place, slope in enumerate(sorted(methods, key=lambda slope: -slope.theirs))}
     right = {slope: -place for place, slope in enumerate(sorted(methods, key=lambda slope: -slope.ours))}
     for slope in methods:
         ends = left[slope], right[slope]
         width, alpha = (1.0, 0.7) if slope.light else (2.0, 1.0)
-        style: dict[str, Any] = {
-            "color": slope.look.color,
-            "linestyle": slope.look.line,
+        drawn: dict[str, Any] = {
+            "color": slope.style.color,
+            "linestyle": slope.style.line,
             "linewidth": width,
             "alpha": alpha,
         }
-        axes.plot((0, 1), ends, marker="o", markersize=4, **style)
+        axes.plot((0, 1), ends, marker="o", markersize=4, **drawn)
         for x, y, side, value in ((-0.04, ends[0], "right", slope.theirs), (1.04, ends[1], "left", slope.ours)):
             words = f"{slope.name}  {value:.1f}" if side == "right" else f"{value:.1f}  {slope.name}"
             axes.text(x, y, words, ha=side, va="center", fontsize=TEXT, color=INK, parse_math=False)
@@ -64,7 +64,7 @@ def slopes(methods: Sequence[Slope]) -> Figure:
 
 
 def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
-    """Accuracy after each task with bars of one deviation; neighbors stand aside, so that their bars show."""
+    """Accuracy after each task with bars of one deviation; curves are shifted so that all bars can be seen."""
     figure, axes = empty_figure(WIDTH, 0.8 * WIDTH + 0.2 * (legend_rows([curve.name for curve in curves]) - 1))
     tasks = np.arange(1, len(seen) + 1)
     for place, curve in enumerate(curves):
@@ -74,11 +74,11 @@ def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
             tasks + aside,
             100 * np.asarray(curve.values),
             yerr=deviations,
-            color=curve.look.color,
-            marker=curve.look.mark,
+            color=curve.style.color,
+            marker=curve.style.marker,
             markersize=4.5,
             linewidth=0.9,
-            linestyle=curve.look.line,
+            linestyle=curve.style.line,
             elinewidth=1.2,
             capsize=2.5,
         )
@@ -91,11 +91,10 @@ def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
 
 
 def embedding_panels(
-    embeddings: dict[int, Embedding], group_of: dict[int, int], looks: Sequence[Look], width: float = NARROW
+    embeddings: dict[int, Embedding], group_of: dict[int, int], styles: Sequence[Style], width: float = NARROW
 ) -> Figure:
-    """t-SNE after some tasks, the first and the last among them."""
-    tasks = sorted(embeddings)
-    chosen = [tasks[round(place)] for place in np.linspace(0, len(tasks) - 1, min(PANELS, len(tasks)))]
+    """t-SNE after each of some tasks, one panel per task; `group_of` has the number of the style of each class."""
+    chosen = sorted(embeddings)
     columns = min(len(chosen), 2 if len(chosen) <= 4 else 3)
     rows = math.ceil(len(chosen) / columns)
     figure = Figure(figsize=(width, rows * (width / columns + 0.2)), layout="constrained")
@@ -103,6 +102,11 @@ def embedding_panels(
         axes = figure.add_subplot(rows, columns, place)
         embedding = embeddings[task]
         groups = [group_of[label] for label in embedding.labels]
-        scatter(axes, embedding.points, groups, looks, width / columns / WIDTH)
+        scatter(axes, embedding.points, groups, styles, width / columns / WIDTH)
         axes.set_title(f"after task {task}", fontsize=SMALL, color=INK)
     return figure
+
+
+def panel_tasks(tasks: Sequence[int]) -> list[int]:
+    """At most `PANELS` of the tasks, evenly spread; always the first and the last."""
+    return [tasks[round(place)] for place in np.linspace(0, len(tasks) - 1, min(PANELS, len(tasks)))]

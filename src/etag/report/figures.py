@@ -1,6 +1,6 @@
-"""The pictures, each a pure function from data to a matplotlib Figure. Nothing here touches pyplot or its state.
+"""The figures, each a pure function from data to a matplotlib Figure. Nothing here uses pyplot or its state.
 
-Sizes are in inches. A page scales every picture to the width of its card, so a narrower figure has larger letters.
+Sizes are in inches. A page scales every figure to the width of its column, so a narrower figure has larger letters.
 """
 
 import math
@@ -16,15 +16,15 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from etag.report.formats import duration
-from etag.report.style import GRAY, LINE_COLORS, VERMILION, Look, drawable, short
-from etag.report.traces import Trace
+from etag.core.text import duration
+from etag.report.losses import PhaseLosses
+from etag.report.style import GRAY, LINE_COLORS, VERMILION, Style, drawable, short
 
 WIDTH, NARROW, RATIO = 5.4, 4.2, 0.8  # neighbors on a page are equally high
 TEXT, SMALL, INK, GRID = 9.0, 8.0, "#262626", "#D9D9D9"
 HEAT = "Blues"
 NAMED_CLASSES = 20  # a confusion matrix of more shows numbers only
-COUNTED_CLASSES = 12  # a confusion matrix of more would be a thicket of numbers
+COUNTED_CLASSES = 12  # a confusion matrix of more would be unreadable
 TASK_TICKS = 12
 LEAST_LETTER = 5.0  # points
 LEGEND_LETTERS = 30
@@ -38,7 +38,7 @@ class Curve:
 
     name: str
     values: Sequence[float]
-    look: Look
+    style: Style
     deviations: Sequence[float] | None = None
     light: bool = False
 
@@ -49,31 +49,44 @@ class Bar:
 
     name: str
     seconds: Sequence[float]
-    look: Look
+    style: Style
 
 
 def accuracy_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
-    """Accuracy over all classes seen, against their number; against the tasks, where these bring no new ones."""
+    """Accuracy over all classes seen, against their number; against the tasks if these have no new classes. The axis
+    of accuracy is cropped to the data."""
     rising = len(set(seen)) == len(seen)
-    at, along = (seen, "classes seen") if rising else (range(1, len(seen) + 1), "tasks learned")
+    at, along = (seen, "classes seen") if rising else (range(1, len(seen) + 1), "tasks")
     figure, axes = empty_figure(WIDTH, RATIO * WIDTH + 0.2 * (legend_rows([curve.name for curve in curves]) - 1))
     for curve in curves:
         _draw_curve(axes, at, curve)
-    axes.set(xlabel=along, ylabel="accuracy (%)", ylim=(0, 102))
+    axes.set(xlabel=along, ylabel="accuracy (%)", ylim=_accuracy_limits(curves))
     axes.set_xticks(_spaced(at, least=max(at) / 14))
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     legend_below(figure, axes.get_lines(), [curve.name for curve in curves])
     return figure
 
 
+def _accuracy_limits(curves: Sequence[Curve]) -> tuple[float, float]:
+    """The range of the values and their deviations in percent, with a margin, inside 0 to 102."""
+    values = np.concatenate([100 * np.asarray(curve.values, dtype=float) for curve in curves])
+    spreads = np.concatenate([100 * np.asarray(curve.deviations or [0.0] * len(curve.values)) for curve in curves])
+    known = np.isfinite(values)
+    if not known.any():
+        return 0.0, 102.0
+    low, high = float((values - spreads)[known].min()), float((values + spreads)[known].max())
+    margin = max(2.0, 0.06 * (high - low))
+    return max(0.0, low - margin), min(102.0, high + margin)
+
+
 def _draw_curve(axes: Axes, at: Sequence[int], curve: Curve) -> None:
-    values, look = 100 * np.asarray(curve.values), curve.look
+    values, style = 100 * np.asarray(curve.values), curve.style
     axes.plot(
         at,
         values,
-        color=look.color,
-        linestyle=look.line,
-        marker=look.mark,
+        color=style.color,
+        linestyle=style.line,
+        marker=style.marker,
         markersize=4 if curve.light else 5,
         linewidth=1.2 if curve.light else 1.8,
         alpha=0.5 if curve.light else 1.0,
@@ -81,11 +94,11 @@ def _draw_curve(axes: Axes, at: Sequence[int], curve: Curve) -> None:
     )
     if curve.deviations is not None:
         deviations = 100 * np.asarray(curve.deviations)
-        axes.fill_between(at, values - deviations, values + deviations, color=look.color, alpha=0.15, linewidth=0)
+        axes.fill_between(at, values - deviations, values + deviations, color=style.color, alpha=0.15, linewidth=0)
 
 
 def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> Figure:
-    """The accuracy matrix: a row a step, a column a task. Row t ends at the diagonal."""
+    """The accuracy matrix: one row per step, one column per task. Row t ends at the diagonal."""
     tasks = len(rows)
     cells = np.full((tasks, tasks), np.nan)
     for step, row in enumerate(rows):
@@ -104,19 +117,19 @@ def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> F
 def confusion_heatmap(
     counts: Sequence[Sequence[int]], names: Sequence[str], classes_per_task: Sequence[int], width: float = WIDTH
 ) -> Figure:
-    """How often each class was answered for each true class, in percent of the true class."""
+    """How often each class was predicted for each true class, in percent of the true class."""
     table = np.asarray(counts, dtype=float)
     classes = len(table)
     shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     figure, axes = empty_figure(width, RATIO * width)
-    # the square root lifts rare confusions, which are many and would else look like none
+    # the square root makes rare confusions visible
     image = axes.imshow(shares, cmap=HEAT, norm=PowerNorm(0.5, 0, 100), interpolation="nearest", aspect="auto")
     _tick_classes(axes, names[:classes])
     _bound_tasks(axes, classes_per_task)
-    axes.set(xlabel="answer", ylabel="true class")
+    axes.set(xlabel="predicted class", ylabel="true class")
     _color_bar(figure, axes, image, "share of the true class (%)", [0, 1, 5, 10, 25, 50, 75, 100])
     if classes <= COUNTED_CLASSES:
-        some = np.where(shares > 0, shares, np.nan)  # empty cells keep the picture calm
+        some = np.where(shares > 0, shares, np.nan)  # zeros are not written
         _write_cells(axes, some, width, decimals=0, dark_above=36)
     return figure
 
@@ -149,28 +162,28 @@ def _bound_tasks(axes: Axes, classes_per_task: Sequence[int]) -> None:
 
 
 def embedding_scatter(
-    points: Sequence[tuple[float, float]], groups: Sequence[int], looks: Sequence[Look], width: float = WIDTH
+    points: Sequence[Sequence[float]], groups: Sequence[int], styles: Sequence[Style], width: float = WIDTH
 ) -> Figure:
-    """Points of a plane, the look of each being that of its group."""
+    """Points of a plane; `groups` has the number of the style of each point."""
     figure, axes = empty_figure(width, RATIO * width)
-    scatter(axes, points, groups, looks, (width / WIDTH) ** 2)
+    scatter(axes, points, groups, styles, (width / WIDTH) ** 2)
     return figure
 
 
 def scatter(
-    axes: Axes, points: Sequence[tuple[float, float]], groups: Sequence[int], looks: Sequence[Look], size: float
+    axes: Axes, points: Sequence[Sequence[float]], groups: Sequence[int], styles: Sequence[Style], size: float
 ) -> None:
-    """Points of a plane on these axes; `size` is that of the picture's area against a whole one's."""
+    """Draw points of a plane; `size` is the area of the axes as a share of a whole figure's."""
     plane, group = np.asarray(points, dtype=float).reshape(-1, 2), np.asarray(groups)
     area = float(np.clip(9000 / max(1, len(plane)), 5, 22)) * size
-    for number, look in enumerate(looks):
+    for number, style in enumerate(styles):
         own = plane[group == number]
         axes.scatter(
             own[:, 0],
             own[:, 1],
             s=area,
-            c=look.color,
-            marker=look.mark,
+            c=style.color,
+            marker=style.marker,
             alpha=0.8,
             edgecolors=INK,
             linewidths=0.15,
@@ -181,34 +194,34 @@ def scatter(
     axes.spines[:].set_color(GRID)
 
 
-def loss_curves(trace: Trace) -> Figure:
+def loss_curves(losses: PhaseLosses) -> Figure:
     """The loss terms of one phase, over the steps of all tasks."""
-    figure, axes = empty_figure(WIDTH, 2.3 + 0.2 * legend_rows(trace.terms))
+    figure, axes = empty_figure(WIDTH, 2.3 + 0.2 * legend_rows(losses.terms))
     colors = (VERMILION, *LINE_COLORS)
-    for number, line in enumerate(trace.terms.values()):
+    for number, line in enumerate(losses.terms.values()):
         x, y = zip(*line, strict=True)
-        style = ("-", "--", ":")[number // len(colors) % 3]
-        axes.plot(x, y, color=colors[number % len(colors)], linestyle=style, linewidth=1.2)
-    values = [value for line in trace.terms.values() for _, value in line if math.isfinite(value)]
+        dashes = ("-", "--", ":")[number // len(colors) % 3]
+        axes.plot(x, y, color=colors[number % len(colors)], linestyle=dashes, linewidth=1.2)
+    values = [value for line in losses.terms.values() for _, value in line if math.isfinite(value)]
     if values and min(values) > 0:
         _scale_by_powers(axes, max(values) / min(values))
-    for start in trace.task_starts.values():
+    for start in losses.task_starts.values():
         axes.axvline(start, color=GRID, linewidth=0.6, zorder=0)
-    axes.set(xlabel="steps of this phase (a thin line where a task begins)", ylabel="loss term")
+    axes.set(xlabel="steps of this phase (thin lines: a task begins)", ylabel="loss term")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    legend_below(figure, axes.get_lines()[: len(trace.terms)], list(trace.terms))
+    legend_below(figure, axes.get_lines()[: len(losses.terms)], list(losses.terms))
     return figure
 
 
 def time_bars(bars: Sequence[Bar]) -> Figure:
-    """Training time, a bar a method, a piece of it a task."""
+    """Training time: one bar per method, one piece of it per task."""
     figure, axes = empty_figure(WIDTH, max(RATIO * WIDTH, 1.0 + 0.34 * len(bars)))
     longest = max(sum(bar.seconds) for bar in bars)
     seconds, unit = next(((s, u) for s, u in ((3600, "hours"), (60, "minutes")) if longest >= 2 * s), (1, "seconds"))
     for place, bar in enumerate(bars):
         lengths = np.asarray(bar.seconds) / seconds
         starts = np.cumsum(lengths) - lengths
-        axes.barh(place, lengths, left=starts, color=bar.look.color, edgecolor="white", linewidth=0.6, height=0.5)
+        axes.barh(place, lengths, left=starts, color=bar.style.color, edgecolor="white", linewidth=0.6, height=0.5)
         axes.text(lengths.sum(), place, f" {duration(sum(bar.seconds))}", va="center", fontsize=SMALL, color=INK)
     axes.set_yticks(range(len(bars)), [short(bar.name, 24) for bar in bars], parse_math=False)
     axes.set(xlabel=f"training time ({unit})", xlim=(0, 1.25 * (longest or 1) / seconds))
@@ -217,7 +230,7 @@ def time_bars(bars: Sequence[Bar]) -> Figure:
 
 
 def _scale_by_powers(axes: Axes, ratio: float) -> None:
-    """A logarithmic axis with plain numbers; 2 and 5 are marked too where powers of ten would be too few."""
+    """A logarithmic axis with plain numbers; with ticks at 2 and 5 too if there are few powers of ten."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if ratio > 100 else (1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -225,7 +238,7 @@ def _scale_by_powers(axes: Axes, ratio: float) -> None:
 
 
 def empty_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes, in the house's style."""
+    """A figure with one pair of axes, without a frame at the top and right."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -237,20 +250,21 @@ def empty_figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def legend_rows(names: Collection[str]) -> int:
-    """How many lines a legend of these names has."""
-    most = 84 // (8 + max(len(short(name, LEGEND_LETTERS)) for name in names))  # letters in a line, and beside a name
+    """The number of lines of a legend of these names."""
+    longest = max(len(short(name, LEGEND_LETTERS)) for name in names)
+    most = 84 // (11 + longest)  # 84 letters fit in a line; a line sample takes the space of 11
     return math.ceil(len(names) / min(4, max(1, most)))
 
 
 def legend_below(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
-    """Under the axes. The names are written as they are: a `$` is no formula, a leading `_` hides nothing."""
+    """Add a legend under the axes. Names are written as they are, also with a `$` or a leading `_`."""
     columns = math.ceil(len(names) / legend_rows(names))
     legend = figure.legend(
         lines,
         [""] * len(lines),
         loc="outside lower center",
         ncols=columns,
-        handlelength=3,  # so long that a broken line shows it
+        handlelength=3,  # long enough to show dashes
         frameon=False,
     )
     for text, name in zip(legend.get_texts(), names, strict=True):
@@ -267,7 +281,7 @@ def _color_bar(figure: Figure, axes: Axes, image: AxesImage, label: str, ticks: 
 
 
 def _write_cells(axes: Axes, cells: Cells, width: float, decimals: int, dark_above: float) -> None:
-    """A number in every cell that has one, light on dark cells; without decimals, or none at all, in small cells."""
+    """Write the number of every cell, light on dark cells; without decimals, or not at all, if cells are small."""
     cell = 72 * 0.72 * width / len(cells)  # in points, ticks and color bar taking the rest of the figure's width
     letter = min(TEXT, cell / (2.0 + 0.9 * decimals))
     if letter < LEAST_LETTER:
@@ -281,12 +295,12 @@ def _write_cells(axes: Axes, cells: Cells, width: float, decimals: int, dark_abo
 
 
 def _spaced(values: Iterable[int], least: float) -> list[int]:
-    """Those of the rising values that keep their distance; the last one always."""
-    kept: list[int] = []
+    """Those of the rising values that are at least `least` apart; always the last one."""
+    chosen: list[int] = []
     for value in reversed(list(values)):
-        if not kept or kept[-1] - value >= least:
-            kept.append(value)
-    return kept[::-1]
+        if not chosen or chosen[-1] - value >= least:
+            chosen.append(value)
+    return chosen[::-1]
 
 
 def _round_step(least: float) -> int:

@@ -1,24 +1,24 @@
-"""Pages made from run directories: one HTML file each, which needs nothing else."""
+"""The page of one run, and writing pages and figures: each page is one HTML file that needs nothing else."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
-from etag.report import comparison, figures, pictures
-from etag.report.formats import data_size, duration, exact_count, percent, task_sizes
-from etag.report.quantities import ACCURACY_METRICS, HEADLINE
+from etag.core.text import data_size, duration, exact_count, percent, task_sizes
+from etag.report import inline, named_figures
+from etag.report.collection_figures import panel_tasks
+from etag.report.features import embeddings, saved_tasks
+from etag.report.losses import losses_by_phase
+from etag.report.quantities import HEADLINE, QUANTITIES
 from etag.report.records import RunRecord, read_run
-from etag.report.style import method_looks, method_name
-from etag.report.traces import traces
+from etag.report.style import method_title
 
 REPORT = "report.html"
-PICTURES = (".svg", ".pdf", ".png")
+FIGURE_ENDINGS = (".svg", ".pdf", ".png")
 
 
 def write_run_report(run: Path) -> Path:
@@ -26,54 +26,31 @@ def write_run_report(run: Path) -> Path:
     return write_page(run / REPORT, "run.html", _run_values(read_run(run)))
 
 
-def write_comparison(runs: Sequence[Path], out: Path) -> Path:
-    """Write one page that compares runs on the same data and split; returns its path.
-
-    The page links to every run's own report; those that have none yet get one.
-    """
-    values = _comparison_values([read_run(run) for run in runs], out.parent)
-    for run in runs:
-        if not (run / REPORT).exists():
-            write_run_report(run)
-    return write_page(out, "comparison.html", values)
-
-
-def write_curves(runs: Sequence[Path], out: Path) -> Path:
-    """Draw the accuracy of runs on the same data and split after each task; returns the picture's path."""
-    _check_picture(out)
-    entries, curves = _curves([read_run(run) for run in runs], out.parent)
-    return write_figure(figures.accuracy_curves(entries[0].runs[0].metrics.seen, curves), out)
-
-
 def write_figure(figure: Figure, out: Path) -> Path:
-    """A picture of the kind that the file's name says."""
-    _check_picture(out)
-    return put(out, pictures.drawn(figure, out.suffix[1:]))
+    """Write a figure as .svg, .pdf or .png, as the name of the file says; returns its path."""
+    check_figure_name(out)
+    return write_file(out, inline.drawn(figure, out.suffix[1:]))
 
 
-def _check_picture(out: Path) -> None:
-    if out.suffix not in PICTURES:
-        raise EtagError(f"the picture '{out}' must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}.")
-
-
-def _curves(records: Sequence[RunRecord], beside: Path) -> tuple[list[comparison.Entry], list[figures.Curve]]:
-    entries = comparison.group(records, beside)
-    looks = method_looks([entry.method for entry in entries])
-    return entries, [entry.curve(look) for entry, look in zip(entries, looks, strict=True)]
+def check_figure_name(out: Path) -> None:
+    """Raise an error unless the name ends in .svg, .pdf or .png."""
+    if out.suffix not in FIGURE_ENDINGS:
+        allowed = f"{', '.join(FIGURE_ENDINGS[:-1])} or {FIGURE_ENDINGS[-1]}"
+        raise EtagError(f"The name of the figure '{out}' must end in {allowed}.")
 
 
 def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
-    """Fill a template; returns the page's path."""
-    return put(path, _environment().get_template(template).render(values))
+    """Fill a template and write it; returns the path."""
+    return write_file(path, _environment().get_template(template).render(values))
 
 
-def put(path: Path, content: str | bytes) -> Path:
-    """Write a file, and the folders that it lies in."""
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write a file, and create the folders that it is in; returns its path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        raise EtagError(f"the report {path} cannot be written: {error.strerror}.") from error
+        raise EtagError(f"The report {path} cannot be written: {error.strerror}.") from error
     return path
 
 
@@ -91,59 +68,40 @@ def _environment() -> Environment:
         "data_size": data_size,
         "exact_count": exact_count,
         "task_sizes": task_sizes,
-        "method_name": method_name,
+        "method_title": method_title,
     }
     return environment
 
 
 def _run_values(record: RunRecord) -> dict[str, Any]:
-    metrics, embedding = record.metrics, record.embedding
+    metrics = record.metrics
+    features, key = _features(record)
     return {
         "metrics": metrics,
         "tiles": HEADLINE,
-        "quantities": ACCURACY_METRICS,
-        "accuracy_curve": pictures.accuracy_curve_picture(metrics),
-        "accuracy_matrix": pictures.accuracy_matrix_picture(metrics),
-        "confusion": pictures.confusion_picture(metrics),
-        "embedding": pictures.embedding_picture(embedding, metrics) if embedding else None,
-        "embedding_key": pictures.embedding_key(metrics),
-        "losses": [pictures.loss_picture(trace) for trace in traces(record.steps)],
-        "made": [pictures.made_picture(image, task) for task, image in record.made.items()],
+        "quantities": QUANTITIES.values(),
+        "accuracy_curve": inline.accuracy_curve(metrics),
+        "accuracy_matrix": inline.accuracy_matrix(metrics),
+        "confusion": inline.confusion_matrix(metrics),
+        "features": features,
+        "features_key": key,
+        "losses": [inline.phase_losses(losses) for losses in losses_by_phase(record.steps)],
+        "generated": [inline.generated_images(image, task) for task, image in record.generated.items()],
         "parts": list(dict.fromkeys([*metrics.parameters_by_part, *metrics.stored_bytes_by_part])),
         "config": record.config,
     }
 
 
-def _comparison_values(records: Sequence[RunRecord], beside: Path) -> dict[str, Any]:
-    entries, curves = _curves(records, beside)
-    looks = [curve.look for curve in curves]
-    metrics = entries[0].runs[0].metrics
-    shown = comparison.shown(entries)
-    bars = [entry.bar(look) for entry, look in zip(entries, looks, strict=True)]
-    sentence, *more_sentences = comparison.headline(entries)
-    return {
-        "metrics": metrics,
-        "sentence": sentence,
-        "more_sentences": more_sentences,
-        "setting": comparison.setting(entries),
-        "columns": comparison.COLUMNS,
-        "rows": list(zip(entries, comparison.table(entries), strict=True)),
-        "upper_bound": comparison.UPPER_BOUND,
-        "curves": pictures.comparison_curves_picture(metrics.seen, curves),
-        "times": pictures.time_picture(bars),
-        "confusions": [pictures.confusion_picture(run.metrics, name) for name, run in shown],
-        "accuracy_matrices": [pictures.accuracy_matrix_picture(run.metrics, name) for name, run in shown],
-        "embeddings": [
-            pictures.embedding_picture(run.embedding, run.metrics, name) for name, run in shown if run.embedding
-        ],
-        "embedding_key": pictures.embedding_key(shown[0][1].metrics) if same_classes(shown) else [],
-        "about_confusion": pictures.ABOUT_CONFUSION,
-        "about_accuracy_matrix": pictures.ABOUT_ACCURACY_MATRIX,
-        "about_embedding": pictures.ABOUT_EMBEDDING,
-        "link": lambda run: quote(comparison.relative(run.path / REPORT, beside)),
-    }
-
-
-def same_classes(shown: Sequence[tuple[str, RunRecord]]) -> bool:
-    """Whether one key fits all pictures: the order of classes may come from the seed."""
-    return len({tuple(run.metrics.class_names) for _, run in shown}) == 1
+def _features(record: RunRecord) -> tuple[list[inline.InlineFigure], named_figures.Key]:
+    """The t-SNE after the last task with saved features; and after each of them, if there are several."""
+    tasks = panel_tasks(saved_tasks(record))
+    by_task = embeddings(record, tasks)
+    if not by_task:
+        return [], []
+    metrics, last = record.metrics, max(by_task)
+    key = inline.embedding_key(metrics)
+    found = [inline.embedding_scatter(by_task[last], metrics, last)]
+    if len(by_task) > 1:
+        title, caption = method_title(metrics.method), "The same after several tasks, each laid out anew."
+        found.append(named_figures.panels(title, by_task, inline.style_numbers(metrics), key, caption))
+    return found, key

@@ -1,21 +1,24 @@
-"""Reading run directories: what a run left on disk, checked before anything is drawn from it."""
+"""Reading run directories: every file is checked before anything is drawn from it."""
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
+from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from etag.core.errors import EtagError
 from etag.core.options import file_error
-from etag.evaluation.metrics import step_accuracies
+from etag.evaluation.metrics import METRICS, step_accuracies, stored_summary
 
-AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks were not learned yet
-Tasks = Annotated[list[NonNegativeInt], Field(min_length=1)]  # classes that each brings
+AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks came later
+Tasks = Annotated[list[NonNegativeInt], Field(min_length=1)]  # new classes of each task
 
 
 class _Record(BaseModel):
@@ -23,7 +26,7 @@ class _Record(BaseModel):
 
 
 class Metrics(_Record):
-    """`metrics.json`: everything that was measured of one finished run."""
+    """The content of `metrics.json`: everything that was measured in one finished run."""
 
     method: str
     data: str
@@ -32,14 +35,9 @@ class Metrics(_Record):
     accuracy_matrix: AccuracyRows
     task_aware_matrix: AccuracyRows
     classes_per_task: Tasks
-    classes_in_task: list[PositiveInt] = Field(default_factory=list)  # that each shows; none: those that it brings
+    classes_in_task: list[PositiveInt] = Field(default_factory=list)  # new or not; empty: the new ones
     class_names: list[str]
-    A_weighted: float
-    A_plain: float
-    F_weighted: float
-    F_plain: float
-    F_paper: float
-    last_accuracy: float
+    stored_values: dict[str, float] = Field(default_factory=dict)  # those of METRICS that the file has, by name
     step_accuracy_weighted: list[float]
     step_accuracy_plain: list[float]
     train_seconds: list[float]
@@ -53,6 +51,14 @@ class Metrics(_Record):
     machine: str
     remarks: dict[str, str] = Field(default_factory=dict)
     date: datetime
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_values(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        found = {metric.name: content[metric.name] for metric in METRICS if metric.name in content}
+        return content | {"stored_values": found}
 
     @model_validator(mode="after")
     def _check_shapes(self) -> Self:
@@ -72,28 +78,34 @@ class Metrics(_Record):
 
     @property
     def tasks(self) -> int:
-        """How many tasks were learned."""
+        """Number of tasks."""
         return len(self.classes_per_task)
 
     @property
     def classes(self) -> int:
-        """How many classes were learned."""
+        """Number of classes after the last task."""
         return sum(self.classes_per_task)
 
     @property
     def seen(self) -> list[int]:
-        """Classes known after each task."""
+        """Number of classes seen after each task."""
         return list(accumulate(self.classes_per_task))
 
     @property
     def task_of_class(self) -> list[int]:
-        """For each class, the task that brought it."""
+        """For each class, the task (from 0) that introduced it."""
         return [task for task, classes in enumerate(self.classes_per_task) for _ in range(classes)]
 
     @cached_property
     def accuracies(self) -> list[list[float]]:
         """The accuracy matrix as rows that end at the diagonal."""
         return _known(self.accuracy_matrix)
+
+    @cached_property
+    def values(self) -> dict[str, float]:
+        """The value of every metric, by name; computed from the accuracy matrix where the file lacks it."""
+        sizes = {"classes_per_task": self.classes_per_task, "classes_in_task": self.classes_in_task}
+        return stored_summary({**self.stored_values, **sizes, "accuracy_matrix": self.accuracies})
 
     @cached_property
     def step_accuracy_task_aware(self) -> list[float]:
@@ -103,20 +115,7 @@ class Metrics(_Record):
         )
 
 
-class Embedding(_Record):
-    """`embedding.json`: test features in two dimensions."""
-
-    points: list[tuple[float, float]]
-    labels: list[NonNegativeInt]
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
-        if len(self.points) != len(self.labels):
-            raise ValueError(f"there are {len(self.points)} points but {len(self.labels)} labels")
-        return self
-
-
-class Step(_Record):
+class LoggedStep(_Record):
     """One line of `steps.jsonl`; steps count from 1 in every phase of every task."""
 
     task: int
@@ -127,18 +126,17 @@ class Step(_Record):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run directory, read."""
+    """The content of one run directory."""
 
     path: Path
     metrics: Metrics
     config: str  # YAML as written; empty if there is none
-    embedding: Embedding | None
-    steps: list[Step]
-    made: dict[int, bytes]  # pictures of what a generator makes after a task, as PNG
+    steps: list[LoggedStep]
+    generated: dict[int, bytes]  # by task (from 1): images that the generator produced after it, as one PNG
 
 
 def read_run(path: Path, logs: bool = True) -> RunRecord:
-    """Read a finished run; only `metrics.json` must be there. Without `logs`, just that and the configuration."""
+    """Read a finished run. Only `metrics.json` must exist; without `logs`, only it and the configuration are read."""
     metrics_file = path / "metrics.json"
     metrics_text = _text(metrics_file)
     if metrics_text is None:
@@ -146,37 +144,32 @@ def read_run(path: Path, logs: bool = True) -> RunRecord:
     metrics = _parse(Metrics, metrics_text, metrics_file)
     config = _text(path / "config.yaml") or ""
     if not logs:
-        return RunRecord(path, metrics, config, None, [], {})
-    return RunRecord(
-        path,
-        metrics,
-        config,
-        _read_embedding(path / "embedding.json", metrics),
-        _read_steps(path / "steps.jsonl"),
-        {int(file.stem.removeprefix("task-")): file.read_bytes() for file in sorted(path.glob("made/task-*.png"))},
-    )
+        return RunRecord(path, metrics, config, [], {})
+    return RunRecord(path, metrics, config, _read_steps(path / "steps.jsonl"), _read_generated(path / "generated"))
 
 
-def read_embeddings(run: RunRecord) -> dict[int, Embedding]:
-    """Test features after each task, by its number from 1; where only those after the last were kept, these."""
-    files = {int(file.stem.rpartition("-")[2]): file for file in sorted(run.path.glob("embedding-[0-9]*.json"))}
-    files = files or {run.metrics.tasks: run.path / "embedding.json"}
-    found = {task: _read_embedding(file, run.metrics) for task, file in files.items()}
-    return {task: embedding for task, embedding in found.items() if embedding is not None}
+def _read_generated(folder: Path) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for task, path in task_files(folder, "png").items():
+        data = path.read_bytes()
+        try:
+            Image.open(BytesIO(data)).verify()
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise EtagError(f"{path} is not a readable PNG image: remove it, or repeat the run.") from error
+        found[task] = data
+    return found
 
 
-def _read_embedding(path: Path, metrics: Metrics) -> Embedding | None:
-    text = _text(path)
-    embedding = None if text is None else _parse(Embedding, text, path)
-    if embedding and any(label >= metrics.classes for label in embedding.labels):
-        raise EtagError(f"{path} has labels beyond the {metrics.classes} classes of the run.")
-    return embedding
+def task_files(folder: Path, ending: str) -> dict[int, Path]:
+    """The files task-001.ENDING, task-002.ENDING, ... of a folder, by the number of the task (from 1)."""
+    named = ((re.fullmatch(r"task-(\d{1,9})", file.stem), file) for file in folder.glob(f"task-*.{ending}"))
+    return dict(sorted((int(match[1]), file) for match, file in named if match))
 
 
-def _read_steps(path: Path) -> list[Step]:
+def _read_steps(path: Path) -> list[LoggedStep]:
     lines = (_text(path) or "").splitlines()
-    # a run that was killed leaves a torn line, which must not cost the page
-    return [_parse(Step, line, path) for line in lines if _is_json(line)]
+    # a run that was killed may leave half a line: skip it
+    return [_parse(LoggedStep, line, path) for line in lines if _is_json(line)]
 
 
 def _is_json(line: str) -> bool:

@@ -1,214 +1,192 @@
-"""What a collection says of the methods: headlines, the paper's Table 1 with ours, agreement, paired differences."""
+"""The main tables of a group of runs: all metrics, agreement with the paper, differences to a reference."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from etag.evaluation.metrics import DEFINITIONS
+from etag.core.text import fixed
 from etag.experiments.paper import column_of, printed
-from etag.report.agreement import Agreement, agreement, paired
-from etag.report.collection import BOUNDS, OURS, Scene, keeps_images, percent_spread, percents
-from etag.report.comparison import Entry, distances
-from etag.report.formats import fixed, percent
-from etag.report.quantities import A_WEIGHTED, ACCURACY_METRICS, Quantity
-from etag.report.style import is_embedded, method_name
+from etag.report.agreement import RESAMPLES, Agreement, agreement, paired
+from etag.report.groups import MethodRuns, RunGroup, seeds_differ
+from etag.report.layout import layout
+from etag.report.quantities import QUANTITIES, Quantity
+from etag.report.style import is_embedded, method_title
 from etag.report.tables import BEST, EMPTY, SECOND, Cell, Column, Row, Table, number_cell, spread_cell
 
-F_PAPER = next(quantity for quantity in ACCURACY_METRICS if quantity.name == "F_paper")
-LETTERS = {"A": A_WEIGHTED, "F": F_PAPER}  # as the paper calls them
 METHOD = Column("method", number=False)
-DEFINED = (
-    f"A is A_weighted: {DEFINITIONS['A_weighted']}. F is F_paper: best earlier accuracy minus the last, summed "
-    "over past tasks and divided by the number of all tasks."
-)
 
 
-def headline(scene: Scene) -> str:
-    """The best method that keeps no exemplars, and how far it is from the next, from any that is better, and from the
-    bounds."""
-    ranked = sorted(scene.some(scene.competing), key=lambda entry: entry.spread(A_WEIGHTED).mean, reverse=True)
-    free = [entry for entry in ranked if not keeps_images(entry)]
-    if not free:
-        return f"{ranked[0].name} is the best method, at {ranked[0].spread(A_WEIGHTED).text(percent)} %."
-    best = free[0]
-    others = [*free[1:2], *ranked[: min(1, ranked.index(best))], *scene.some(BOUNDS)]
-    reached = f"{best.name} is the best method that keeps no exemplars, at {best.spread(A_WEIGHTED).text(percent)} %"
-    return f"{reached}: {distances(best, others)}." if others else f"{reached}."
-
-
-def main_table(scenes: Sequence[Scene]) -> Table:
-    """The form of the paper's Table 1; its values beside ours where a split stands for one of its columns."""
-    methods = _in_order(scenes)
-    blocks = [_block(scene, methods) for scene in scenes]
+def results_table(group: RunGroup) -> Table:
+    """Every metric of every method and variant; the paper's values beside ours if the group stands for one of its
+    columns."""
+    members = list(group.members.values())
+    columns, parts = [METHOD], [[Cell(_marked_title(member)) for member in members]]
+    for quantity in QUANTITIES.values():
+        ranks = _ranks(group, quantity)
+        columns.append(Column(quantity.heading, title=quantity.definition))
+        parts.append([spread_cell(m.percent_spread(quantity), rank=ranks.get(m.label, 0)) for m in members])
+        letters = [letter for letter, name in layout().letters.items() if name == quantity.name]
+        for letter in letters if group.column else []:
+            columns.append(Column(f"paper’s {letter}"))
+            parts.append([_printed(group.column or "", member, letter) for member in members])
+    for column, cells in seeds_columns(members):
+        columns.append(column)
+        parts.append(cells)
     rows = []
-    for place, method in enumerate(methods):
-        line = [Cell(_marked_name(method, scenes)), *(cell for _, cells in blocks for cell in cells[place])]
-        before = methods[place - 1] if place else method
-        rows.append(Row(line, shaded=is_embedded(method), ruled=_kind(before) != _kind(method)))
-    columns = [METHOD, *(column for columns, _ in blocks for column in columns)]
-    caption = "Average incremental accuracy A and forgetting F, mean ± standard deviation over seeds"
-    return Table("table1", caption, columns, rows, _main_notes(scenes))
+    for place, line in enumerate(zip(*parts, strict=True)):
+        member, before = members[place], members[max(0, place - 1)]
+        rows.append(Row(line, shaded=is_embedded(member.method), ruled=_kind(before) != _kind(member)))
+    return Table(f"results-{group.slug}", group.title, columns, rows, _notes(group))
 
 
-def _in_order(scenes: Sequence[Scene]) -> list[str]:
-    found = {method for scene in scenes for method in scene.compared}
-    rows = printed().methods
-    return [*(method for method in rows if method in found), *sorted(found - set(rows))]
+def seeds_columns(members: Sequence[MethodRuns]) -> list[tuple[Column, list[Cell]]]:
+    """A column with the number of seeds of each member, if these numbers differ."""
+    if not seeds_differ(members):
+        return []
+    return [(Column("seeds"), [number_cell(len(member.runs), 0) for member in members])]
 
 
-def _kind(method: str) -> int:
-    """Bounds, methods of the paper's Table 1, others: parted by lines."""
-    return 0 if method in BOUNDS else 1 if method in printed().methods else 2
+def _kind(member: MethodRuns) -> int:
+    """Bounds, methods of the paper's Table 1, other methods, variants: a line separates them."""
+    if member.is_variant:
+        return 3
+    return 0 if member.is_bound else 1 if member.method in printed().methods else 2
 
 
-def _marked_name(method: str, scenes: Sequence[Scene]) -> str:
-    kept = any(keeps_images(entry) for scene in scenes for entry in scene.some([method]))
-    return f"{method_name(method)}{' ‡' if kept else ''}"
+def _marked_title(member: MethodRuns) -> str:
+    return f"{member.title}{' ‡' if member.stores_images else ''}"
 
 
-def _block(scene: Scene, methods: Sequence[str]) -> tuple[list[Column], list[list[Cell]]]:
-    """One split's columns, and a list of cells for each method."""
-    columns: list[Column] = []
-    parts: list[list[Cell]] = []
-    for letter, quantity in LETTERS.items():
-        ranks = _ranks(scene, quantity)
-        columns.append(Column(f"{letter} ({quantity.unit})", scene.title))
-        parts.append([_ours(scene, method, quantity, ranks.get(method, 0)) for method in methods])
-        if scene.column:
-            columns.append(Column(f"paper’s {letter}", scene.title))
-            parts.append([_printed(scene.column, method, letter) for method in methods])
-    columns.append(Column("seeds", scene.title))
-    parts.append([_seeds(scene, method) for method in methods])
-    return columns, [list(cells) for cells in zip(*parts, strict=True)]
-
-
-def _ours(scene: Scene, method: str, quantity: Quantity, rank: int) -> Cell:
-    entry = scene.entries.get(method)
-    return EMPTY if entry is None else spread_cell(percent_spread(entry, quantity), rank=rank)
-
-
-def _printed(column: str, method: str, letter: str) -> Cell:
-    result = printed().table1[column].get(method)
+def _printed(column: str, member: MethodRuns, letter: str) -> Cell:
+    result = None if member.is_variant else printed().table1[column].get(member.method)
     if result is None:
         return EMPTY
     cell = number_cell(getattr(result, letter), deviation=getattr(result, f"{letter}_std"))
-    return replace(cell, text=f"{cell.text} †") if printed().misprint(column, method, letter) else cell
+    return replace(cell, text=f"{cell.text} †") if printed().doubt(column, member.method, letter) else cell
 
 
-def _seeds(scene: Scene, method: str) -> Cell:
-    entry = scene.entries.get(method)
-    return EMPTY if entry is None else number_cell(len(entry.runs), 0)
-
-
-def _ranks(scene: Scene, quantity: Quantity) -> dict[str, int]:
-    """The best and the second of those that compete. What is written alike is equally good."""
-    written = {m: float(fixed(percent_spread(scene.entries[m], quantity).mean, 2)) for m in scene.competing}
-    order = sorted(set(written.values()), reverse=quantity.best == "highest")
+def _ranks(group: RunGroup, quantity: Quantity) -> dict[str, int]:
+    """The best and the second-best member by label, bounds excepted. Values that are written alike are equal."""
+    means = {m.label: m.percent_spread(quantity).mean for m in group.competing}
+    written = {label: float(fixed(mean, 2)) for label, mean in means.items() if math.isfinite(mean)}
     if len(written) < 2:
         return {}
+    order = sorted(set(written.values()), reverse=quantity.better == "higher")
     best = zip((BEST, SECOND), order, strict=False)
-    return {method: rank for rank, value in best for method in written if written[method] == value}
+    return {label: rank for rank, value in best for label in written if written[label] == value}
 
 
-def _main_notes(scenes: Sequence[Scene]) -> list[str]:
-    notes = [f"{DEFINED} Bold is the best, underlined the second; Joint and Fine are bounds and do not compete."]
-    if any(is_embedded(method) for scene in scenes for method in scene.compared):
+def _notes(group: RunGroup) -> list[str]:
+    members = list(group.members.values())
+    several = any(len(member.runs) > 1 for member in members)
+    notes = ["Bold is the best mean, underlined the second best; neither says that a difference is more than chance."]
+    if several:
+        notes[0] += " ± is the sample standard deviation over seeds."
+    if bounds := [member.title for member in members if member.is_bound]:
+        notes.append(f"References that are not ranked: {', '.join(bounds)}.")
+    if any(is_embedded(member.method) for member in members):
         notes.append("Shaded: eXX is XX with embedding distillation.")
-    if any(keeps_images(entry) for scene in scenes for entry in scene.some(scene.compared)):
-        notes.append("‡ keeps exemplars: images of earlier classes.")
-    notes += [_stands_for(scene) for scene in scenes if scene.column]
-    wrong = (m for m in printed().misprints if any(m.column == s.column and m.method in s.entries for s in scenes))
-    notes += [f"† As the paper prints it for {method_name(m.method)}: it {m.note}." for m in wrong]
-    return [*notes, *remarks(scenes)]
+    if any(member.stores_images for member in members):
+        notes.append("‡ stores exemplars: images of earlier classes.")
+    if group.column:
+        notes += [_stands_for(group), *_doubts(group)]
+    return [*notes, *remarks(group)]
 
 
-def _stands_for(scene: Scene) -> str:
-    column = scene.column or ""
-    if column == column_of(scene.metrics.data, scene.metrics.split):
-        return f"{scene.title} has the data and split of the paper’s column {column}."
+def _doubts(group: RunGroup) -> list[str]:
+    wrong = (one for one in printed().doubtful if one.column == group.column and one.method in group.members)
+    return [f"† As the paper prints it for {method_title(one.method)}: it {one.note}." for one in wrong]
+
+
+def _stands_for(group: RunGroup) -> str:
+    column, letters = group.column or "", layout().letters
+    same = ", ".join(f"the paper’s {letter} is set beside {name}" for letter, name in letters.items())
+    if column == column_of(group.metrics.data, group.metrics.split):
+        return f"{group.title} has the data and split of the paper’s column {column}; {same}."
     data, _, tasks = column.rpartition("-")
     return (
-        f"{scene.title} stands for the paper’s {tasks} tasks on {data}, a larger problem: orders can be set against "
-        "each other, values cannot."
+        f"{group.title} stands for the paper’s {tasks} tasks on {data}, a larger problem: rankings can be compared, "
+        f"values cannot; {same}."
     )
 
 
-def remarks(scenes: Sequence[Scene]) -> list[str]:
-    """What runs say must be said with their results."""
-    said = (
-        f"{entry.name}, {name}: {remark}."
-        for scene in scenes
-        for entry in scene.some(scene.compared)
-        for run in entry.runs
+def remarks(group: RunGroup) -> list[str]:
+    """What runs say about themselves and every page must repeat, such as where frozen features come from."""
+    found = (
+        f"{member.title}, {name}: {remark}."
+        for member in group.members.values()
+        for run in member.runs
         for name, remark in run.metrics.remarks.items()
     )
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
 class Ranking:
     """Our A and the paper's of the same methods, without the bounds."""
 
-    scene: Scene
+    group: RunGroup
     column: str
-    entries: list[Entry]
+    members: list[MethodRuns]
 
     @property
     def theirs(self) -> list[float]:
-        """The paper's A."""
-        return [printed().table1[self.column][entry.method].A for entry in self.entries]
+        """The paper's A of each method."""
+        return [printed().table1[self.column][member.method].A for member in self.members]
 
     @property
     def ours(self) -> list[float]:
-        """Our mean A."""
-        return [percent_spread(entry).mean for entry in self.entries]
+        """Our mean A of each method."""
+        return [member.percent_spread().mean for member in self.members]
 
-    @property
+    @cached_property
     def agreement(self) -> Agreement:
-        """How far the two orders agree."""
-        return agreement([list(percents(entry).values()) for entry in self.entries], self.theirs)
+        """Kendall's tau-b of the two rankings."""
+        return agreement([list(member.percents().values()) for member in self.members], self.theirs)
 
 
-def ranking(scene: Scene) -> Ranking | None:
-    """If the split stands for a column of the paper, and has three methods of it or more."""
-    entries = [entry for entry in scene.some(scene.competing) if entry.method in printed().methods]
-    return Ranking(scene, scene.column, entries) if scene.column and len(entries) > 2 else None
+def ranking(group: RunGroup) -> Ranking | None:
+    """The two rankings, if the group stands for a column of the paper and has at least three of its methods."""
+    members = [m for m in group.methods if m.method in printed().methods and not m.is_bound]
+    return Ranking(group, group.column, members) if group.column and len(members) > 2 else None
 
 
 def agreement_table(rankings: Sequence[Ranking]) -> Table:
-    """Kendall's tau-b, a row a split."""
+    """Kendall's tau-b, one row per group."""
     columns = [Column("split", number=False), Column("paper’s column", number=False)]
     columns += [Column(name) for name in ("methods", "tau-b", "95 % from", "to")]
     rows = []
     for one in rankings:
         found = one.agreement
         low, high = found.interval or (None, None)
-        cells = [Cell(one.scene.title), Cell(one.column), number_cell(found.methods, 0), number_cell(found.tau)]
+        cells = [Cell(one.group.title), Cell(one.column), number_cell(found.methods, 0), number_cell(found.tau)]
         rows.append(Row([*cells, number_cell(low), number_cell(high)]))
     note = (
-        "Kendall’s tau-b of A between our means and the paper’s, Fine and Joint left out: 1 is the same order, 0 no "
-        "relation, −1 the reverse. The interval comes from 2000 resamples of the seeds within each method."
+        "Kendall’s tau-b of A between our means and the paper’s, without bounds: 1 is the same order, 0 no relation, "
+        f"−1 the reverse order. The interval comes from {RESAMPLES} resamples of the seeds within each method."
     )
-    return Table("agreement", "Agreement of our order with the paper’s", columns, rows, [note])
+    return Table("agreement", "Agreement of our ranking with the paper’s", columns, rows, [note])
 
 
-def paired_table(scene: Scene) -> Table | None:
-    """eTag minus each other method or variant, over the seeds that both have."""
-    if OURS not in scene.entries:
-        return None
-    ours = percents(scene.entries[OURS])
-    others = [scene.entries[label] for label in scene.labels if label != OURS]
-    found = [(entry, difference) for entry in others if (difference := paired(ours, percents(entry)))]
+def paired_table(group: RunGroup, reference: MethodRuns) -> Table | None:
+    """The reference's A minus that of each other member, over the seeds that both have; None without shared seeds."""
+    others = [member for member in group.members.values() if member is not reference]
+    found = [(m, difference) for m in others if (difference := paired(reference.percents(), m.percents()))]
     rows = []
-    for entry, one in found:
-        mean, margin = one.difference.mean, one.margin
-        cells = [Cell(entry.name), replace(spread_cell(one.difference), text=_signed(one.difference.text(_two)))]
-        cells += [EMPTY, EMPTY] if margin is None else [number_cell(mean - margin), number_cell(mean + margin)]
-        rows.append(Row([*cells, Cell(", ".join(map(str, one.seeds)))], shaded=is_embedded(entry.method)))
-    columns = [METHOD, *(Column(name) for name in ("eTag’s A minus its (points)", "95 % from", "to", "seeds"))]
+    for member, one in found:
+        low, high = one.interval or (None, None)
+        mean = replace(spread_cell(one.difference), text=_signed(one.difference.text(_two)))
+        cells = [Cell(member.title), mean, number_cell(low), number_cell(high)]
+        rows.append(Row([*cells, Cell(", ".join(map(str, one.seeds)))], shaded=is_embedded(member.method)))
+    heading = f"{reference.title}’s A minus its A (points)"
+    columns = [METHOD, *(Column(name) for name in (heading, "95 % from", "to", "seeds"))]
     note = (
-        "Differences of A_weighted seed by seed, with their standard deviation and Student’s interval of their mean."
+        "Differences of A_weighted seed by seed: mean ± standard deviation, and Student’s 95 % interval of the mean, "
+        "without correction for the number of comparisons. Where the interval includes zero, the difference may be "
+        "chance."
     )
-    return Table(f"paired-{scene.slug}", scene.title, columns, rows, [note]) if rows else None
+    return Table(f"paired-{group.slug}", group.title, columns, rows, [note]) if rows else None
 
 
 def _two(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Names, colors and marks, the same in every picture and on every page."""
+"""Titles, colors and markers, the same in every figure and on every page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,114 +6,112 @@ from functools import cache
 from itertools import product
 
 from matplotlib import colormaps
-from matplotlib.colors import to_hex
+from matplotlib.colors import is_color_like, to_hex
 from matplotlib.font_manager import findfont, get_font
 
-# Okabe and Ito: told apart with every common color blindness
+from etag.methods.base import MethodInfo
+from etag.methods.registry import METHODS
+
+# the colors of Okabe and Ito, which people with any common color blindness can distinguish
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GRAY, SILVER, WINE = "#737373", "#A6A6A6", "#882255"
 
 CLASS_COLORS = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE, BLACK, YELLOW, SILVER, WINE)
-LINE_COLORS = (BLUE, GREEN, PURPLE, ORANGE, SKY)  # yellow is too faint for lines; the others are spoken for
-LINE_MARKS = ("s", "^", "D", "v", "P", "X")
-CLASS_MARKS = ("o", "^")
-CLASSES_WITH_OWN_LOOK = len(CLASS_COLORS) * len(CLASS_MARKS)  # more cannot be told apart
+LINE_COLORS = (BLUE, GREEN, PURPLE, ORANGE, SKY)  # yellow is too faint for lines
+SPARE_COLORS = (*LINE_COLORS, WINE)  # of methods without a color of their own
+LINE_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+CLASS_MARKERS = ("o", "^")
+CLASSES_WITH_OWN_STYLE = len(CLASS_COLORS) * len(CLASS_MARKERS)  # more cannot be distinguished
 
 
 @dataclass(frozen=True)
-class Look:
-    """How one thing is drawn."""
+class Style:
+    """How one line or one group of points is drawn."""
 
     color: str
-    mark: str = "o"
+    marker: str = "o"
     line: str = "-"
 
 
-METHOD_NAMES = {
-    "etag": "eTag",
-    "fine": "Fine",
-    "joint": "Joint",
-    "gfr": "GFR",
-    "lwf": "LwF",
-    "lwm": "LwM",
-    "ewc": "EWC",
-    "mas": "MAS",
-    "il2m": "IL2M",
-    "lucir": "Lucir",
-    "pass": "PASS",
-    "podnet": "PODNet",
-    "abd": "ABD",
-    "dgr": "DGR",
-    "bir": "BI-R",
-    "gc": "GC",
-    "tag": "Tag",
-    **{f"b{number}": f"B{number}" for number in range(5)},
-}
-
-_SPARE_LOOKS = [Look(color, mark) for mark, color in product(LINE_MARKS, LINE_COLORS)]
-OWN_LOOKS = {
-    "etag": Look(VERMILION, "o"),
-    "tag": Look(VERMILION, "s"),
-    "fine": Look(GRAY, "v", ":"),
-    "joint": Look(BLACK, "*", "--"),
-}
-METHOD_LOOKS = OWN_LOOKS | dict(
-    zip([name for name in METHOD_NAMES if name not in OWN_LOOKS], _SPARE_LOOKS, strict=False)
-)
+def method_info(method: str) -> MethodInfo | None:
+    """What the registered method says about itself; None if no method of this name is loaded."""
+    return METHODS[method].info if method in METHODS else None
 
 
-def method_name(method: str) -> str:
-    """A method as papers write it; eXX is XX with embedding distillation."""
-    return f"e{METHOD_NAMES[method[1:]]}" if is_embedded(method) else METHOD_NAMES.get(method, method)
+def method_title(method: str) -> str:
+    """A method's title; "e" and the title of XX for eXX; the name itself if the method is unknown or has no title."""
+    if is_embedded(method):
+        return f"e{method_title(method[1:])}"
+    info = method_info(method)
+    return (info.title if info else "") or method
 
 
 def is_embedded(method: str) -> bool:
-    """Whether it is another method with embedding distillation, of those that papers name."""
-    return method not in METHOD_NAMES and method[:1] == "e" and method[1:] in METHOD_NAMES
+    """Whether it is eXX: another method with embedding distillation added."""
+    return method in METHODS and METHODS[method].is_embedded
 
 
-def method_looks(methods: Sequence[str]) -> list[Look]:
-    """One look each: a well-known method has its own, unless its color is taken by one that comes before it; as long
-    as there are colors no two are alike."""
-    looks: list[Look] = []
-    for method in methods:
-        own, taken = METHOD_LOOKS.get(method), {look.color for look in looks}
-        if own is not None and own.color not in taken:
-            looks.append(own)
-            continue
-        reserved = taken | {METHOD_LOOKS[other].color for other in methods if other in METHOD_LOOKS}
-        fresh = [look for look in _SPARE_LOOKS if look.color not in reserved]
-        unlike = [look for look in [own, *_SPARE_LOOKS] if look is not None and look not in looks]
-        looks.append([*fresh, *unlike, *_SPARE_LOOKS][0])
-    return looks
+def uses_all_data(method: str) -> bool:
+    """Whether it trains on the images of all tasks again, and so is an upper bound."""
+    info = method_info(method)
+    return info is not None and info.all_data
 
 
-def family_looks(methods: Sequence[str]) -> list[Look]:
-    """As `method_looks`, but eXX has the color of XX: its line is whole, that of XX is broken."""
-    plain = list(dict.fromkeys(method[1:] if is_embedded(method) else method for method in methods))
-    looks = dict(zip(plain, method_looks(plain), strict=True))
-    broken = {method[1:] for method in methods if is_embedded(method)}
-    return [
-        looks[method[1:]]
-        if is_embedded(method)
-        else replace(looks[method], line="--")
-        if method in broken
-        else looks[method]
-        for method in methods
-    ]
+def method_styles(methods: Sequence[str]) -> list[Style]:
+    """One style per method: its own color unless an earlier method has it, and no two alike while there are enough.
+
+    eXX has the color of XX; its line is solid and that of XX is dashed. The lines of bounds that train on all data
+    are dashed too.
+    """
+    # a method that is drawn again, as a variant, gets a color of its own
+    bases = [_base(method, methods[:place].count(method)) for place, method in enumerate(methods)]
+    distinct = list(dict.fromkeys(bases))
+    colors = dict(zip(distinct, _colors(distinct), strict=True))
+    with_variant = {method[1:] for method in methods if is_embedded(method)}
+    styles: list[Style] = []
+    for place, (method, base) in enumerate(zip(methods, bases, strict=True)):
+        dashed = method in with_variant or uses_all_data(method)
+        style = Style(colors[base], line="--" if dashed else "-")
+        markers = [LINE_MARKERS[(place + shift) % len(LINE_MARKERS)] for shift in range(len(LINE_MARKERS))]
+        candidates = [replace(style, marker=marker, line=line) for line in (style.line, ":") for marker in markers]
+        styles.append(next((one for one in candidates if one not in styles), candidates[0]))
+    return styles
 
 
-def class_looks(classes: int) -> list[Look]:
-    """Looks for a few classes, which have no order."""
-    pairs = [Look(color, mark) for mark, color in product(CLASS_MARKS, CLASS_COLORS)]
+def _base(method: str, earlier: int) -> tuple[str, int]:
+    """What shares a color: a method and its e-variant, drawn for the first time or again."""
+    return (method[1:] if is_embedded(method) else method, earlier)
+
+
+def _colors(bases: Sequence[tuple[str, int]]) -> list[str]:
+    own = [None if earlier else _own_color(method) for method, earlier in bases]
+    colors: list[str] = []
+    for place, color in enumerate(own):
+        if color is None or color in colors:
+            spare = SPARE_COLORS if color is None else LINE_COLORS
+            free = [one for one in spare if one not in colors and one not in own]
+            color = free[0] if free else color or SPARE_COLORS[place % len(SPARE_COLORS)]
+        colors.append(color)
+    return colors
+
+
+def _own_color(method: str) -> str | None:
+    info = method_info(method)
+    color = info.color if info else None
+    return color if color and is_color_like(color) else None  # a plug-in may say anything
+
+
+def class_styles(classes: int) -> list[Style]:
+    """Styles of up to `CLASSES_WITH_OWN_STYLE` classes."""
+    pairs = [Style(color, marker) for marker, color in product(CLASS_MARKERS, CLASS_COLORS)]
     return pairs[:classes]
 
 
-def task_looks(tasks: int) -> list[Look]:
-    """Looks for any number of tasks, from early (dark) to late (light)."""
+def task_styles(tasks: int) -> list[Style]:
+    """Styles of any number of tasks, from dark (early) to light (late)."""
     scale = colormaps["viridis"]
-    return [Look(to_hex(scale(0.95 * task / max(1, tasks - 1)))) for task in range(tasks)]
+    return [Style(to_hex(scale(0.95 * task / max(1, tasks - 1)))) for task in range(tasks)]
 
 
 def short(text: str, limit: int) -> str:
@@ -123,12 +121,12 @@ def short(text: str, limit: int) -> str:
 
 
 def drawable(name: str, number: int, limit: int) -> str:
-    """A class name for a picture; its number where the pictures' font lacks a letter."""
+    """A class name for a figure; its number if the font of the figures lacks one of its letters."""
     text = short(name, limit)
     return text if text and all(_has_glyph(letter) for letter in text) else str(number)
 
 
 @cache
 def _has_glyph(letter: str) -> bool:
-    # matplotlib brings this font along, so the answer is the same everywhere
+    # matplotlib ships this font, so the result is the same on every machine
     return bool(get_font(findfont("DejaVu Sans")).get_char_index(ord(letter)))

@@ -1,4 +1,4 @@
-"""Tables that can be had as HTML, CSV, Markdown and LaTeX."""
+"""Tables that can be written as HTML, CSV, Markdown and LaTeX."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 from itertools import accumulate, groupby
 
-from etag.report.formats import MISSING, fixed
+from etag.core.text import MISSING, fixed
 from etag.report.quantities import Spread
 
 BEST, SECOND = 1, 2
@@ -27,7 +27,7 @@ LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A number or word as people read it; for programs its value and deviation."""
+    """A number or word as people read it, with its value and deviation for programs."""
 
     text: str
     value: float | None = None
@@ -37,16 +37,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """What stands over a column; neighbors of one group have a heading in common."""
+    """The heading of a column; neighbors of one group share a second heading above theirs."""
 
     name: str
     group: str = ""
     number: bool = True
+    title: str = ""  # an explanation of the heading
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table. The first cell names it."""
+    """One row of a table; its first cell is its heading."""
 
     cells: Sequence[Cell]
     shaded: bool = False
@@ -57,7 +58,7 @@ EMPTY = Cell(MISSING)
 
 
 def number_cell(value: float | None, decimals: int = 2, deviation: float | None = None, rank: int = 0) -> Cell:
-    """A number and, where there is one, its deviation."""
+    """A number and, if there is one, its deviation; an empty cell for None."""
     if value is None:
         return EMPTY
     text = Spread(value, deviation).text(lambda part: fixed(part, decimals))
@@ -65,13 +66,13 @@ def number_cell(value: float | None, decimals: int = 2, deviation: float | None 
 
 
 def spread_cell(spread: Spread, decimals: int = 2, rank: int = 0) -> Cell:
-    """A number over seeds."""
+    """Mean and deviation over seeds."""
     return number_cell(spread.mean, decimals, spread.deviation, rank)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings, with what must be said about them. `name` is that of its files."""
+    """Rows under headings, with notes. `name` is the name of its files, without ending."""
 
     name: str
     caption: str
@@ -81,13 +82,13 @@ class Table:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """The headings that columns have in common, with their widths; none if no column has one."""
+        """The shared headings with the number of columns under each; empty if no column has one."""
         runs = [(name, len(list(own))) for name, own in groupby(self.columns, key=lambda column: column.group)]
         return runs if any(name for name, _ in runs) else []
 
     @property
     def starts(self) -> list[int]:
-        """The columns with which groups begin."""
+        """The index of the first column of every group."""
         return [
             start
             for start, (name, _) in zip(accumulate([0] + [n for _, n in self.groups]), self.groups, strict=False)
@@ -95,7 +96,7 @@ class Table:
         ]
 
     def csv(self) -> str:
-        """Values without signs and marks; deviations have columns of their own."""
+        """Plain numbers; deviations have columns of their own."""
         spread = [
             any(row.cells[place].deviation is not None for row in self.rows) for place in range(len(self.columns))
         ]
@@ -104,7 +105,7 @@ class Table:
         return rows_csv(lines)
 
     def markdown(self) -> str:
-        """As a pipe table, the notes under it."""
+        """A pipe table with the notes under it."""
         sides = ["---:" if column.number else ":---" for column in self.columns]
         rows = [[_marked(cell, "**{}**", "<u>{}</u>", _markdown) for cell in row.cells] for row in self.rows]
         lines = [f"| {' | '.join(line)} |" for line in [list(map(_markdown, self._headings)), sides, *rows]]
@@ -112,7 +113,7 @@ class Table:
         return "\n".join([f"{_markdown(self.caption)}\n", *lines, *notes]) + "\n"
 
     def latex(self) -> str:
-        """As a `tabular`, for booktabs and colortbl, without a float around it."""
+        """A `tabular` for booktabs and colortbl, without a float around it."""
         sides = "".join("r" if column.number else "l" for column in self.columns)
         lines = [f"% {_latex(self.caption)}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule", *self._latex_heads()]
         for row in self.rows:

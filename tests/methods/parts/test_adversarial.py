@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from etag.core.random import Placement
+from etag.methods.parts.cached_features import CachedFeatures
 
 OPTIONS = {"generator": {"kind": "wgan", "critic_steps": 2, "last_task": True}}
 
@@ -18,7 +19,7 @@ def at_task(lab, disturb):
         laboratory = lab("gfr", {"generator": OPTIONS["generator"] | generator})
         for begun in range(index + 1):
             laboratory.begin(begun)
-            for part in laboratory.method.parts().values():
+            for part in laboratory.method.parts.values():
                 disturb(part, key=begun)
         return laboratory, laboratory.works(index)["generator"]
 
@@ -65,7 +66,7 @@ class NaiveGan:
 
 def naive_terms(naive, laboratory, index, batch, group):
     method, task, rows = laboratory.method, laboratory.task(index), len(batch.labels)
-    gan, labels, draws = NaiveGan(naive, method.replay.generator), batch.labels.tolist(), batch.draws
+    gan, labels, draws = NaiveGan(naive, method.generator.network), batch.labels.tolist(), batch.draws
     made = gan.decode(draws.normal(f"{group} codes", rows, 5), labels)
     if group == "critic":
         real = batch.inputs.double().numpy()
@@ -76,20 +77,20 @@ def naive_terms(naive, laboratory, index, batch, group):
             "wasserstein": gan.critic(made, labels)[0].mean() - gan.critic(real, labels)[0].mean(),
             "penalty": method.options.generator.penalty * ((lengths - 1) ** 2).mean(),
         }
-    terms = {"made": -gan.critic(made, labels)[0].mean()}
+    terms = {"generated": -gan.critic(made, labels)[0].mean()}
     if index:
         old_labels = draws.integers("old labels", 0, task.old, rows).tolist()
         codes = draws.normal("old codes", rows, 5)
-        wanted = NaiveGan(naive, method.replay.old.network).decode(codes, old_labels)
-        weight = method.options.generator.old_match_weight * task.old / task.new
+        wanted = NaiveGan(naive, method.generator.old.network).decode(codes, old_labels)
+        weight = method.options.generator.match_factor * task.old / task.new
         terms["match"] = weight * ((gan.decode(codes, old_labels) - wanted) ** 2).sum()
     return terms
 
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("group", ["critic", "generator"])
-def test_each_player_minimises_its_own_terms(naive, at_task, group, index):
-    laboratory, phase = at_task(index, penalty=3.0, old_match_weight=0.5)
+def test_each_group_minimizes_its_own_terms(naive, at_task, group, index):
+    laboratory, phase = at_task(index, penalty=3.0, match_factor=0.5)
     expected = naive_terms(naive, laboratory, index, batch_of(phase), group)
     assert terms_of(phase, group) == pytest.approx(expected, rel=1e-4)
     assert all(value != 0 for value in expected.values())
@@ -97,21 +98,21 @@ def test_each_player_minimises_its_own_terms(naive, at_task, group, index):
 
 def test_the_weights_are_gfrs_by_default(at_task):
     options = at_task(0)[0].method.options.generator
-    assert (options.penalty, options.old_match_weight, options.train.betas) == (10.0, 1e-3, (0.5, 0.999))
+    assert (options.penalty, options.match_factor, options.train.betas) == (10.0, 1e-3, (0.5, 0.999))
     assert type(options)().critic_steps == 5
     assert not type(options)().last_task
 
 
-def test_codes_of_the_two_players_are_different(at_task):
+def test_codes_of_the_two_groups_are_different(at_task):
     draws = batch_of(at_task(0)[1]).draws
     assert not torch.equal(draws.normal("critic codes", 4, 5), draws.normal("generator codes", 4, 5))
 
 
-def test_likeness_is_zero_where_the_generator_is_the_old_one(at_task):
+def test_the_distance_is_zero_where_the_generator_is_the_old_one(at_task):
     laboratory, phase = at_task(1)
-    replay = laboratory.method.replay
-    state = replay.generator.state_dict()
-    for key, value in replay.old.network.state_dict().items():
+    generator = laboratory.method.generator
+    state = generator.network.state_dict()
+    for key, value in generator.old.network.state_dict().items():
         state[key][: len(value)] = value  # rows of new classes stay
     assert terms_of(phase, "generator")["match"] == 0
 
@@ -119,14 +120,15 @@ def test_likeness_is_zero_where_the_generator_is_the_old_one(at_task):
 @pytest.mark.parametrize("group", ["critic", "generator"])
 def test_the_mean_over_two_processes_is_what_one_computes(at_task, group):
     laboratory, _ = at_task(1)
-    method, task, found = laboratory.method, laboratory.task(1), []
+    method, task, terms = laboratory.method, laboratory.task(1), []
     found = laboratory.engine.run_pass(method.features_pass("features", task.train, 2))
+    features = CachedFeatures.of(found, len(task.train))
     for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
-        method.replay.context = replace(method.context, placement=placement)
+        method.generator._placement = placement
         weights = method.generator_weights(task)
-        phase = method.replay.phase(task, method.solver.head, found, weights, method.stream("generator"))
-        found.append(terms_of(phase, group))
-    alone, *shares = found
+        phase = method.generator.phase(task, features, weights, method.solver.head, method.stream("generator"))
+        terms.append(terms_of(phase, group))
+    alone, *shares = terms
     assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)
 
 
@@ -140,37 +142,37 @@ def pulled(module):
 
 def test_the_critics_terms_leave_the_generator_without_gradient(at_task):
     laboratory, phase = at_task(1)
-    gan = laboratory.method.replay.generator.requires_grad_(True)
+    gan = laboratory.method.generator.network.requires_grad_(True)
     for term in ("wasserstein", "penalty"):
         gan.zero_grad()
         phase.module(batch_of(phase), group="critic")[term].backward()
         assert pulled(gan.generator) == set()
-        # what stands behind every answer alike cancels, or has no slope; nor has anybody seen an old class
+        # biases cancel or have no slope; rows of old classes see no data
         assert {"first.weight", "second.weight", "answer.weight", "classes.1.weight"} <= pulled(gan.critic)
 
 
 def test_the_generator_learns_through_the_critic_and_from_its_old_self(at_task):
     laboratory, phase = at_task(1)
-    gan, old = laboratory.method.replay.generator.requires_grad_(True), laboratory.method.replay.old
+    gan, old = laboratory.method.generator.network.requires_grad_(True), laboratory.method.generator.old
     layers = {"first.linear.weight", "second.weight", "last.weight"}
-    for term, classes in (("made", slice(3, 5)), ("match", slice(0, 3))):
+    for term, classes in (("generated", slice(3, 5)), ("match", slice(0, 3))):
         gan.zero_grad()
         phase.module(batch_of(phase), group="generator")[term].backward()
         assert layers <= pulled(gan.generator)
         assert gan.generator.first.rows.grad[classes].any()
-    assert pulled(gan.critic) == set()  # the likeness asks nobody
+    assert pulled(gan.critic) == set()  # the distance does not involve the critic
     assert all(parameter.grad is None for parameter in old.parameters())
 
 
 class Watch:
-    """Notes, at every call of a phase's module, who plays; and, before it, both networks and their gradients."""
+    """Records, at every call of a phase's module, its group, and before it both networks with their gradients."""
 
     def __init__(self, phase, gan):
         self.gan, self.groups, self.states = gan, [], []
         phase.module.register_forward_pre_hook(self.note, with_kwargs=True)
 
     def note(self, _, __, options):
-        self.groups.append(options["player"])
+        self.groups.append(options["group"])
         self.states.append(self.state())
 
     def state(self):
@@ -189,28 +191,28 @@ def same(one, other):
 def watched(at_task):
     """Six steps through the engine, all of which were watched."""
     laboratory, phase = at_task(1)
-    watch = Watch(phase, laboratory.method.replay.generator)
+    watch = Watch(phase, laboratory.method.generator.network)
     laboratory.engine.train(replace(phase, training=phase.training.model_copy(update={"steps": 6})))
     return watch
 
 
-def test_the_generator_has_its_turn_every_few_batches_after_the_critic(watched):
+def test_the_generator_is_updated_every_few_batches_after_the_critic(watched):
     assert watched.groups == ["critic", "generator", "critic"] * 3
 
 
-def test_a_turn_moves_its_own_player_and_leaves_the_other_without_gradient(watched):
+def test_a_step_of_one_group_leaves_the_other_as_it_is(watched):
     for group, before, after in zip(watched.groups, watched.states, watched.states[1:], strict=False):
         other = {"critic": "generator", "generator": "critic"}[group]
         assert not same(before[group][0], after[group][0])
         assert not same(before[group][1], after[group][1])
         assert same(before[other][0], after[other][0])
-        assert same(before[other][1], after[other][1])  # what its own last turn left
+        assert same(before[other][1], after[other][1])  # what its own last step left
 
 
 def test_the_solver_and_the_old_generator_rest(at_task, snapshot):
     laboratory, phase = at_task(1)
     method = laboratory.method
-    resting = {"solver": method.solver, "teacher": method.teacher, "old": method.replay.old}
+    resting = {"solver": method.solver, "teacher": method.teacher, "old": method.generator.old}
     before = {name: snapshot(module) for name, module in resting.items()}
     laboratory.engine.train(phase)
     for name, module in resting.items():
@@ -218,18 +220,18 @@ def test_the_solver_and_the_old_generator_rest(at_task, snapshot):
             assert torch.equal(value, before[name][key]), (name, key)
 
 
-def test_what_is_replayed_is_made_by_the_old_generator(at_task, naive):
+def test_what_is_replayed_comes_from_the_old_generator(at_task, naive):
     laboratory, phase = at_task(1)
-    replay, task, batch = laboratory.method.replay, laboratory.task(1), batch_of(phase)
-    labels, features = replay.made(batch, task, 20)
+    generator, task, batch = laboratory.method.generator, laboratory.task(1), batch_of(phase)
+    labels, features = generator.generate(batch, task, 20)
     codes = batch.draws.normal("replay codes", 20, 5)
-    expected = NaiveGan(naive, replay.old.network).decode(codes, labels)
+    expected = NaiveGan(naive, generator.old.network).decode(codes, labels)
     torch.testing.assert_close(features.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
     assert set(labels.tolist()) == {0, 1, 2}
     assert not features.requires_grad
 
 
-def test_a_critic_learns_to_tell_made_from_real(at_task):
+def test_a_critic_learns_to_tell_generated_features_from_real_ones(at_task):
     laboratory, phase = at_task(0, critic_steps=1000)
     before = terms_of(phase, "critic")["wasserstein"]
     training = phase.training.model_copy(update={"steps": 30, "lr": 1e-2})

@@ -12,6 +12,7 @@ from etag.data.views import ROTATIONS
 from etag.methods.parts.distillation import attention_term, cosine_term, l2_term, logits_term, pod_term
 from etag.methods.parts.objective import SolverObjective
 from etag.models.backbone import ModelOptions
+from etag.models.heads import HeadOptions
 from etag.models.solver import Teacher, build_solver
 
 STREAM = Stream.root(0)
@@ -33,7 +34,7 @@ def numbers(*shape, key="a"):
 @pytest.fixture
 def networks(disturb):
     """A student that has left its teacher and grown by two classes, and that teacher; in float64."""
-    solver = build_solver(ModelOptions(width=2), 1, 32, STREAM).double()
+    solver = build_solver(ModelOptions(width=2), HeadOptions(), 1, 32, STREAM).double()
     solver.head.grow(3, STREAM.generator("head"))
     disturb(solver.double(), "old", 0.3)
     teacher = Teacher(solver)

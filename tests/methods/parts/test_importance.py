@@ -25,13 +25,16 @@ def at_task(lab, disturb):
     return make
 
 
-def sweep_of(laboratory, index=0):
+def pass_of(laboratory, index=0):
+    """The pass in which a method measures its importances."""
     method = laboratory.method
-    return method.importance.data_pass(laboratory.task(index), method.solver, method.context, Stream.root(5))
+    images = method.importance.images(laboratory.task(index), method.stream("importance"))
+    size = method.context.train.batch_size
+    return method.importance.data_pass(method.solver, method.pass_batches("importance", images, size=size))
 
 
 def importances(laboratory, index=0):
-    found = laboratory.engine.run_pass(sweep_of(laboratory, index))
+    found = laboratory.engine.run_pass(pass_of(laboratory, index))
     return found["importance"] / found["images"]
 
 
@@ -72,7 +75,7 @@ def assert_close(found, expected):
 def test_the_fisher_information_is_the_mean_squared_gradient_of_single_images(naive, at_task, kind):
     laboratory = at_task(labels=kind)
     images, expected, labels = laboratory.task(0).train, 0.0, []
-    uniform = [u for batch in sweep_of(laboratory).batches.epoch(0) for u in draws_of(batch)]
+    uniform = [u for batch in pass_of(laboratory).batches.epoch(0) for u in draws_of(batch)]
     for number in range(24):
         logits = logits_of(laboratory, [number])
         label, loss = log_likelihood_of(naive, logits, kind, images.labels[number].item(), uniform[number])
@@ -101,7 +104,7 @@ def test_mas_is_the_mean_absolute_gradient_of_the_length_of_the_logits(at_task):
     assert_close(importances(laboratory), expected)
 
 
-def test_all_outputs_are_looked_at_after_the_base_task(at_task):
+def test_all_outputs_count_after_the_base_task(at_task):
     laboratory, expected = at_task("mas", index=1), 0.0
     assert laboratory.method.solver.head.outputs == 5
     for number in range(16):
@@ -137,7 +140,7 @@ def test_facils_shortcut_is_the_batchs_mean_gradient_times_its_size(at_task, nam
 # -- labels that are drawn -------------------------------------------------------------------------
 
 
-def test_drawn_labels_are_one_a_row_and_as_frequent_as_they_are_likely(naive):
+def test_drawn_labels_are_one_per_row_and_as_frequent_as_they_are_likely(naive):
     logits = torch.tensor([0.5, -1.0, 2.0, 0.0])
     rows, log_p = 20_000, naive.log_softmax(logits.tolist())
     uniform = torch.rand(rows, generator=Stream.root(0).generator())
@@ -168,12 +171,12 @@ def test_the_length_of_logits_that_are_all_zero_has_no_nan_in_its_gradient():
     assert torch.count_nonzero(logits.grad) == 0
 
 
-# -- what a look leaves behind ---------------------------------------------------------------------
+# -- what measuring leaves behind ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gradients", ["sample", "batch"])
 @pytest.mark.parametrize("name", ["ewc", "mas"])
-def test_a_look_changes_neither_weights_nor_statistics_nor_gradients(at_task, snapshot, name, gradients):
+def test_measuring_changes_neither_weights_nor_statistics_nor_gradients(at_task, snapshot, name, gradients):
     solver = (laboratory := at_task(name, importance={"gradients": gradients})).method.solver
     solver.train()
     *without, last = solver.backbone.parameters()
@@ -185,9 +188,9 @@ def test_a_look_changes_neither_weights_nor_statistics_nor_gradients(at_task, sn
     assert (last.grad == 1).all()
 
 
-def test_only_some_images_are_looked_at_if_so_asked(at_task):
+def test_only_some_images_are_used_if_so_asked(at_task):
     laboratory = at_task(importance={"images": 5})
-    data_pass = sweep_of(laboratory)
+    data_pass = pass_of(laboratory)
     seen = torch.cat([batch.inputs for batch in data_pass.batches.epoch(0)])
     every = laboratory.preprocess.test(laboratory.task(0).train.pixels)
     rows = [next(row for row in range(24) if torch.equal(every[row], image)) for image in seen]
@@ -216,16 +219,16 @@ def test_there_is_a_number_for_every_weight_of_the_backbone_and_none_for_heads(a
 
 
 def sums(*numbers, images=2.0):
-    """As a sweep finds them: sums over the images."""
+    """As a pass finds them: sums over the images."""
     return {"importance": images * torch.tensor(numbers), "images": torch.tensor(images)}
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.5, [3.0, 6.0]), (0.25, [3.5, 7.0]), ("classes", [2.8, 5.6])])
 def test_new_importances_are_put_together_with_the_old(lab, alpha, expected):
     importance, tasks = Importance(ImportanceOptions(alpha=alpha), 2, output_norm), lab("fine").scenario.tasks
-    importance.learn(tasks[0], sums(2.0, 4.0))
+    importance.add_task(tasks[0], sums(2.0, 4.0))
     assert importance.values.tolist() == [2.0, 4.0]  # the first are not halved
-    importance.learn(tasks[1], sums(4.0, 8.0, images=5.0))  # three old classes of five
+    importance.add_task(tasks[1], sums(4.0, 8.0, images=5.0))  # three old classes of five
     assert importance.values.tolist() == pytest.approx(expected)
 
 

@@ -25,7 +25,7 @@ def mean_direction(features):
 # -- centers ---------------------------------------------------------------------------------------
 
 
-def test_one_centre_is_the_mean_of_directions():
+def test_one_center_is_the_mean_of_directions():
     features = torch.tensor([1.0, 10.0, 0.1, 3.0])[:, None] * numbers(4, 3)
     found = centers(features, 1, seed=0)
     assert found.shape == (1, 3)
@@ -33,7 +33,7 @@ def test_one_centre_is_the_mean_of_directions():
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_several_centres_are_those_of_clusters_of_directions(seed):
+def test_several_centers_are_those_of_clusters_of_directions(seed):
     axes = torch.eye(4)[:3]
     near = 0.05 * numbers(12, 4)
     lengths = 1 + 9 * torch.rand(12, 1, generator=Stream.root(0).generator("lengths"))
@@ -45,14 +45,14 @@ def test_several_centres_are_those_of_clusters_of_directions(seed):
     assert found.dtype == features.dtype
 
 
-def test_a_seed_gives_the_same_centres_again():
+def test_a_seed_gives_the_same_centers_again():
     features = numbers(40, 4)
     assert torch.equal(centers(features, 5, seed=3), centers(features, 5, seed=3))
     assert len(centers(features, 5, seed=3).unique(dim=0)) == 5
 
 
 @pytest.mark.parametrize("images", [1, 2, 3])
-def test_where_images_are_fewer_than_centres_some_stand_twice(images):
+def test_where_images_are_fewer_than_centers_some_stand_twice(images):
     features = numbers(images, 4)
     found = centers(features, 3, seed=0)
     for place, row in enumerate(found.tolist()):
@@ -78,7 +78,7 @@ def about_to_learn(lab, disturb):
 
 
 def imprinted(laboratory, plan, snapshot):
-    """The head as it was before and is after the plan's first sweep."""
+    """The head as it was before and is after the plan's first pass."""
     before = snapshot(laboratory.method.solver.head)
     data_pass = next(plan)
     assert data_pass.name == "imprint"
@@ -94,7 +94,7 @@ def features_by_class(laboratory):
     return [features[images.labels == label] for label in (3, 4)]
 
 
-METHODS = {"lucir": {}, "podnet": {"proxies": 3}}
+METHODS = {"lucir": {}, "podnet": {"head": {"proxies": 3}}}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -117,7 +117,7 @@ def test_lucirs_rows_point_to_the_mean_of_their_classs_directions(about_to_learn
 
 
 def test_podnets_proxies_stand_side_by_side_and_belong_to_their_class(about_to_learn, snapshot):
-    laboratory, plan = about_to_learn("podnet", {"proxies": 10})  # of eight images a class
+    laboratory, plan = about_to_learn("podnet", {"head": {"proxies": 10}})  # of eight images per class
     _, after = imprinted(laboratory, plan, snapshot)
     rows = after["blocks.1.weight"].tolist()
     for place, features in enumerate(features_by_class(laboratory)):

@@ -185,12 +185,12 @@ def test_it_is_saved_and_loaded_into_a_fresh_one():
 
 @pytest.mark.parametrize("option", ["per_class", "total"])
 def test_no_exemplars_are_refused_with_a_way_out(option):
-    with pytest.raises(ValidationError, match="keep one at least, or choose a method that keeps none"):
+    with pytest.raises(ValidationError, match="store at least one per class, or choose a method without them"):
         ExemplarOptions(**{option: 0})
 
 
 def test_a_method_passes_the_refusal_on(lab):
-    with pytest.raises(ValidationError, match="keep one at least"):
+    with pytest.raises(ValidationError, match="store at least one per class"):
         lab("lucir", {"exemplars": {"per_class": 0}})
 
 

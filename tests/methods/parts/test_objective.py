@@ -7,6 +7,7 @@ from etag.core.work import Batch, Term
 from etag.data.views import ROTATIONS
 from etag.methods.parts.objective import SolverObjective
 from etag.models.backbone import ModelOptions
+from etag.models.heads import HeadOptions
 from etag.models.solver import Teacher, build_solver
 
 STREAM = Stream.root(0)
@@ -14,7 +15,7 @@ STREAM = Stream.root(0)
 
 @pytest.fixture
 def solver():
-    made = build_solver(ModelOptions(width=2), 1, 8, STREAM)
+    made = build_solver(ModelOptions(width=2), HeadOptions(), 1, 8, STREAM)
     made.head.grow(3, STREAM.generator("head"))
     made.add_auxiliaries(3, STREAM)
     for auxiliary in made.auxiliaries:
@@ -98,8 +99,8 @@ def test_views_reach_the_terms_view_by_view(solver, batch):
     SolverObjective(solver, teacher, [Term("look", look, student=need, teacher=Need.AUXILIARY)], ROTATIONS)(batch)
     (step,) = seen
     assert step.batch is batch
-    assert (len(step.shown.rows), step.shown.images, step.shown.picked) == (20, 5, None)
-    assert step.shown.labels[5 * 3 + 2] == 4 * 2 + 3
+    assert (len(step.views.inputs), step.views.image_count, step.views.selected) == (20, 5, None)
+    assert step.views.labels[5 * 3 + 2] == 4 * 2 + 3
     turned = batch.inputs[2].rot90(3, dims=(1, 2))[None]
     alone = solver(turned, Need.AUXILIARY).auxiliary[1][0]
     torch.testing.assert_close(step.student.auxiliary[1][5 * 3 + 2], alone)

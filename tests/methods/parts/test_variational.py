@@ -1,22 +1,23 @@
-from dataclasses import replace
+"""The conditional VAE: Eqs. (6), (7) and (10), one number at a time, and what their terms train."""
 
 import numpy as np
 import pytest
 import torch
 
-from etag.core.random import Placement
+from etag.core.random import Placement, Stream
+from etag.methods.parts.cached_features import CachedFeatures
 
 RELEASE = {
-    "ratio": "integer",
-    "head": "fixed",
-    "generator": {
-        "recon": "squared",
-        "ce_current_input": "reconstruction",
-        "ce_current_support": "all",
-        "ce_current_weight": "normalized",
-        "ce_old": True,
-        "old_match_weight": 1e-3,
-        "old_match_reduction": "batch_sum",
+    "head": {"growth": "fixed"},
+    "fidelity": {
+        "ratio": "integer",
+        "reconstruction": "whole",
+        "guide_input": "reconstruction",
+        "guide_classes": "all",
+        "guide_weight": "normalized",
+        "guide_old": True,
+        "match_factor": 1e-3,
+        "match_reduction": "batch_sum",
     },
 }
 
@@ -29,7 +30,7 @@ def at_task(lab, disturb):
         laboratory = lab("etag", options)
         for begun in range(index + 1):
             laboratory.begin(begun)
-            for part in laboratory.method.parts().values():
+            for part in laboratory.method.parts.values():
                 disturb(part, key=begun)
         return laboratory, laboratory.works(index)["generator"]
 
@@ -49,19 +50,20 @@ def computed(phase):
 def naive_terms(naive, laboratory, index, batch):
     """Eq. (6) at the base task, Eq. (10) after it, from the networks and the step's draws."""
     method, task = laboratory.method, laboratory.task(index)
-    options, generator, head = method.options.generator, method.replay.generator, method.solver.head
+    options, fidelity = method.options.generator, method.options.fidelity
+    generator, head = method.generator.network, method.solver.head
     rows, draws, labels = len(batch.labels), batch.draws, batch.labels.tolist()
     ratio = task.old / task.new
-    if method.options.ratio == "integer":
+    if fidelity.ratio == "integer":
         ratio = task.base // task.new + index - 1
 
     mean, log_variance = naive.encode(generator, batch.inputs, labels)
     noise = draws.normal("posterior", rows, options.latent).double().numpy()
     reconstructed = naive.decode(generator, mean + noise * np.sqrt(np.exp(log_variance)), labels)
     sampled = naive.decode(generator, draws.normal("prior", rows, options.latent), labels)
-    guided = sampled if options.ce_current_input == "prior" else reconstructed
-    competing = naive.outputs_in(options.ce_current_support, task, head)
-    half = 0.5 if options.recon == "gaussian" else 1
+    guided = sampled if fidelity.guide_input == "prior" else reconstructed
+    competing = naive.outputs_in(fidelity.guide_classes, task, head)
+    half = 0.5 if fidelity.reconstruction == "half" else 1
     terms = {
         "kl": naive.prior_divergence(mean, log_variance),
         "recon": half * sum(naive.squares(reconstructed, batch.inputs)) / rows,
@@ -70,46 +72,46 @@ def naive_terms(naive, laboratory, index, batch):
         terms["guide"] = naive.cross_entropy(naive.head(head, guided), labels, competing)
     if index == 0:
         return terms
-    if method.options.guidance and options.ce_current_weight == "normalized":
+    if method.options.guidance and fidelity.guide_weight == "normalized":
         terms["guide"] /= 1 + ratio
     old_labels = draws.integers("old labels", 0, task.old, rows).tolist()
     codes = draws.normal("old codes", rows, options.latent)
-    made, wanted = (naive.decode(vae, codes, old_labels) for vae in (generator, method.replay.old.network))
+    made, wanted = (naive.decode(vae, codes, old_labels) for vae in (generator, method.generator.old.network))
     weight = ratio if method.options.lambda_vae is None else method.options.lambda_vae
-    per_row = 0.5 / rows if options.old_match_reduction == "gaussian" else 1
-    terms["match"] = weight * options.old_match_weight * per_row * sum(naive.squares(made, wanted))
-    if method.options.guidance and options.ce_old:
-        every = naive.outputs_in("all" if options.ce_current_support == "all" else "seen", task, head)
+    per_row = 0.5 / rows if fidelity.match_reduction == "mean" else 1
+    terms["match"] = weight * fidelity.match_factor * per_row * sum(naive.squares(made, wanted))
+    if method.options.guidance and fidelity.guide_old:
+        every = naive.outputs_in("all" if fidelity.guide_classes == "all" else "seen", task, head)
         terms["guide_old"] = ratio / (1 + ratio) * naive.cross_entropy(naive.head(head, made), old_labels, every)
     return terms
 
 
 # what an option is compared with, its other value, and the terms that must change
 SWITCHES = {
-    "ratio": ({}, {"ratio": "integer"}, {"match"}),
+    "ratio": ({}, {"fidelity": {"ratio": "integer"}}, {"match"}),
     "ratio in guidance": (
-        {"generator": {"ce_current_weight": "normalized", "ce_old": True}},
-        {"ratio": "integer", "generator": {"ce_current_weight": "normalized", "ce_old": True}},
+        {"fidelity": {"guide_weight": "normalized", "guide_old": True}},
+        {"fidelity": {"ratio": "integer", "guide_weight": "normalized", "guide_old": True}},
         {"match", "guide", "guide_old"},
     ),
     "lambda_vae": ({}, {"lambda_vae": 4.0}, {"match"}),
     "lambda_vae beside guidance": (
-        {"generator": {"ce_current_weight": "normalized", "ce_old": True}},
-        {"lambda_vae": 4.0, "generator": {"ce_current_weight": "normalized", "ce_old": True}},
+        {"fidelity": {"guide_weight": "normalized", "guide_old": True}},
+        {"lambda_vae": 4.0, "fidelity": {"guide_weight": "normalized", "guide_old": True}},
         {"match"},
     ),
-    "recon": ({}, {"generator": {"recon": "squared"}}, {"recon"}),
-    "ce_current_input": ({}, {"generator": {"ce_current_input": "reconstruction"}}, {"guide"}),
-    "ce_current_support new": ({}, {"generator": {"ce_current_support": "new"}}, {"guide"}),
-    "ce_current_support all": (
-        {"head": "fixed"},
-        {"head": "fixed", "generator": {"ce_current_support": "all"}},
+    "reconstruction": ({}, {"fidelity": {"reconstruction": "whole"}}, {"recon"}),
+    "guide_input": ({}, {"fidelity": {"guide_input": "reconstruction"}}, {"guide"}),
+    "guide_classes new": ({}, {"fidelity": {"guide_classes": "new"}}, {"guide"}),
+    "guide_classes all": (
+        {"head": {"growth": "fixed"}},
+        {"head": {"growth": "fixed"}, "fidelity": {"guide_classes": "all"}},
         {"guide"},
     ),
-    "ce_current_weight": ({}, {"generator": {"ce_current_weight": "normalized"}}, {"guide"}),
-    "ce_old": ({}, {"generator": {"ce_old": True}}, {"guide_old"}),
-    "old_match_weight": ({}, {"generator": {"old_match_weight": 0.001}}, {"match"}),
-    "old_match_reduction": ({}, {"generator": {"old_match_reduction": "batch_sum"}}, {"match"}),
+    "guide_weight": ({}, {"fidelity": {"guide_weight": "normalized"}}, {"guide"}),
+    "guide_old": ({}, {"fidelity": {"guide_old": True}}, {"guide_old"}),
+    "match_factor": ({}, {"fidelity": {"match_factor": 0.001}}, {"match"}),
+    "match_reduction": ({}, {"fidelity": {"match_reduction": "batch_sum"}}, {"match"}),
 }
 
 
@@ -151,20 +153,20 @@ def test_without_guidance_it_is_trained_as_any_conditional_vae(naive, at_task, o
 @pytest.mark.parametrize("options", [{}, RELEASE], ids=["paper", "release"])
 def test_the_mean_over_two_processes_is_what_one_computes(at_task, options):
     laboratory, _ = at_task(1, options)
-    method, task, found = laboratory.method, laboratory.task(1), []
+    method, task, terms = laboratory.method, laboratory.task(1), []
     found = laboratory.engine.run_pass(method.features_pass("features", task.train, 2))
-    weights = method.generator_weights(task)
+    features, weights = CachedFeatures.of(found, len(task.train)), method.generator_weights(task)
     for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
-        method.replay.context = replace(method.context, placement=placement)
-        phase = method.replay.phase(task, method.solver.head, found, weights, method.stream("generator"))
-        found.append(computed(phase)[1])
-    alone, *shares = found
+        method.generator._placement = placement
+        phase = method.generator.phase(task, features, weights, method.solver.head, method.stream("generator"))
+        terms.append(computed(phase)[1])
+    alone, *shares = terms
     assert {name: (shares[0][name] + shares[1][name]) / 2 for name in alone} == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize("ratio", ["exact", "integer"])
 def test_nothing_old_is_matched_at_the_base_task_whatever_lambda_is(naive, at_task, ratio):
-    laboratory, phase = at_task(0, {"lambda_vae": 4.0, "ratio": ratio, "generator": {"ce_old": True}})
+    laboratory, phase = at_task(0, {"lambda_vae": 4.0, "fidelity": {"ratio": ratio, "guide_old": True}})
     batch, terms = computed(phase)
     assert terms == pytest.approx(naive_terms(naive, laboratory, 0, batch), rel=1e-4)
     assert set(terms) == {"kl", "recon", "guide"}
@@ -176,7 +178,7 @@ def test_nothing_old_is_matched_at_the_base_task_whatever_lambda_is(naive, at_ta
 def gradients(laboratory, phase, term):
     """Names of the parameters that a term pulls at, once the engine has run the phase."""
     laboratory.engine.train(phase)
-    parts = torch.nn.ModuleDict(laboratory.method.parts())
+    parts = torch.nn.ModuleDict(laboratory.method.parts)
     parts.zero_grad()
     phase.module(next(phase.batches.epoch(0)))[term].backward()
     return {name for name, value in parts.named_parameters() if value.grad is not None and value.grad.any()}
@@ -188,7 +190,7 @@ def test_guidance_pulls_at_the_decoder_and_at_nothing_else(at_task):
 
 
 def test_guidance_of_reconstructions_reaches_the_encoder_and_never_the_head(at_task):
-    pulled = gradients(*at_task(1, {"generator": {"ce_current_input": "reconstruction"}}), term="guide")
+    pulled = gradients(*at_task(1, {"fidelity": {"guide_input": "reconstruction"}}), term="guide")
     assert {"generator.encoder.weight", "generator.mean.weight", "generator.decoder.weight"} <= pulled
     assert not any(name.startswith("solver") for name in pulled)
 
@@ -196,17 +198,17 @@ def test_guidance_of_reconstructions_reaches_the_encoder_and_never_the_head(at_t
 def test_training_the_generator_leaves_solver_and_old_generator_alone(at_task, snapshot):
     laboratory, phase = at_task(1)
     method = laboratory.method
-    resting = {"solver": method.solver, "teacher": method.teacher, "old": method.replay.old}
+    resting = {"solver": method.solver, "teacher": method.teacher, "old": method.generator.old}
     before = {name: snapshot(module) for name, module in resting.items()}
-    learner = snapshot(method.replay.generator)
+    trained = snapshot(method.generator.network)
     laboratory.engine.train(phase)
     for name, module in resting.items():
         for key, value in module.state_dict().items():
             assert torch.equal(value, before[name][key]), (name, key)
-    generator, old = method.replay.generator, laboratory.task(1).old
-    assert not any(torch.equal(value, learner[key]) for key, value in generator.state_dict().items())
+    generator, old = method.generator.network, laboratory.task(1).old
+    assert not any(torch.equal(value, trained[key]) for key, value in generator.state_dict().items())
     moved = {
-        key: (generator.get_parameter(key) != learner[key]).any(1) for key in ("encoder_in.rows", "decoder_in.rows")
+        key: (generator.get_parameter(key) != trained[key]).any(1) for key in ("encoder_in.rows", "decoder_in.rows")
     }
     assert not moved["encoder_in.rows"][:old].any()  # nothing of old classes is ever encoded
     assert moved["encoder_in.rows"][old:].all()
@@ -218,17 +220,17 @@ def test_training_the_generator_leaves_solver_and_old_generator_alone(at_task, s
     [
         ({}, 1, 1),
         ({"lambda_vae": 0.0}, 0, 1),
-        ({"generator": {"ce_old": True}}, 1, 2),
-        ({"lambda_vae": 0.0, "generator": {"ce_old": True}}, 0, 2),
+        ({"fidelity": {"guide_old": True}}, 1, 2),
+        ({"lambda_vae": 0.0, "fidelity": {"guide_old": True}}, 0, 2),
         ({"guidance": False}, 1, 0),
-        ({"lambda_vae": 0.0, "guidance": False, "generator": {"ce_old": True}}, 0, 0),
+        ({"lambda_vae": 0.0, "guidance": False, "fidelity": {"guide_old": True}}, 0, 0),
     ],
     ids=["match", "neither", "match and guidance", "guidance", "no guidance", "nothing"],
 )
 def test_a_term_of_weight_zero_is_not_computed(at_task, options, old_decoder, head):
     laboratory, phase = at_task(1, options)
     asked = []
-    laboratory.method.replay.old.network.decoder.register_forward_hook(lambda *_: asked.append("old decoder"))
+    laboratory.method.generator.old.network.decoder.register_forward_hook(lambda *_: asked.append("old decoder"))
     laboratory.method.solver.head.register_forward_hook(lambda *_: asked.append("head"))
     _, terms = computed(phase)
     assert len(terms) == 2 + old_decoder + head
@@ -241,27 +243,29 @@ def test_a_term_of_weight_zero_is_not_computed(at_task, options, old_decoder, he
 def test_the_networks_size_is_an_option(lab):
     laboratory = lab("etag", {"generator": {"latent": 3, "hidden": 7}})
     laboratory.begin(0)
-    generator = laboratory.method.replay.generator
+    generator = laboratory.method.generator.network
     assert generator.mean.weight.shape == (3, 7)
     assert generator.decoder_out.weight.shape == (32, 7)
 
 
-def test_residuals_give_made_features_the_spread_of_real_ones(lab):
+def test_residuals_give_generated_features_the_spread_of_real_ones(lab):
     """Of features with a spread that a hardly trained VAE knows nothing of."""
     laboratory = lab("etag", {"generator": {"residuals": True}})
     laboratory.begin(0)
-    replay, task = laboratory.method.replay, laboratory.task(0)
+    generator, task = laboratory.method.generator, laboratory.task(0)
     draws = torch.Generator().manual_seed(0)
     labels = torch.arange(task.seen).repeat_interleave(300)
-    width = replay.generator.decoder_out.out_features
+    width = generator.network.decoder_out.out_features
     features = 20 + labels[:, None] + 2 * torch.randn(len(labels), width, generator=draws)
-    replay.finish_task(task, {"features": features, "labels": labels}, laboratory.method.stream("residuals"))
+    cached = CachedFeatures(features[None], labels)
+    plan = generator.learn(task, cached, {"kl": 1.0, "recon": 1.0}, laboratory.method.solver.head, Stream.root(0))
+    assert [phase.name for phase in plan] == ["generator"], "what it leaves out is measured after its training"
 
     def normal(purpose, size):
         return torch.randn(len(labels), size, generator=draws)
 
     with torch.no_grad():
-        made = replay.sample(replay.generator, labels, normal)
+        made = generator.sample(labels, normal)
     for label in range(task.seen):
         own = labels == label
         torch.testing.assert_close(made[own].mean(0), features[own].mean(0), atol=0.7, rtol=0)
@@ -270,7 +274,7 @@ def test_residuals_give_made_features_the_spread_of_real_ones(lab):
 
 def test_without_residuals_the_decoders_mean_is_replayed(at_task):
     laboratory, _ = at_task(1)
-    replay, batch = laboratory.method.replay, next(laboratory.works(1)["solver"].batches.epoch(0))
-    labels, made = replay.made(batch, laboratory.task(1), 6)
-    codes = batch.draws.normal("replay codes", 6, replay.generator.latent)
-    assert torch.equal(made, replay.old.network.decode(codes, labels).detach())
+    generator, batch = laboratory.method.generator, next(laboratory.works(1)["solver"].batches.epoch(0))
+    labels, made = generator.generate(batch, laboratory.task(1), 6)
+    codes = batch.draws.normal("replay codes", 6, generator.network.latent)
+    assert torch.equal(made, generator.old.network.decode(codes, labels).detach())

@@ -6,6 +6,7 @@ from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.models.backbone import ModelOptions
 from etag.models.backbones.mobilenet import InvertedResidual
+from etag.models.heads import HeadOptions
 from etag.models.initial import build
 from etag.models.solver import build_solver
 
@@ -13,11 +14,11 @@ STREAM = Stream.root(0)
 
 
 def mobilenet(size=32, **options):
-    return build_solver(ModelOptions(backbone="mobilenetv2", **options), 3, size, STREAM)
+    return build_solver(ModelOptions(backbone="mobilenetv2", **options), HeadOptions(), 3, size, STREAM)
 
 
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
-def test_the_classic_network_has_its_known_number_of_parameters(stem):
+def test_the_default_network_has_the_published_number_of_parameters(stem):
     assert sum(parameter.numel() for parameter in mobilenet(stem=stem).backbone.parameters()) == 2_223_872
 
 
@@ -25,17 +26,17 @@ def test_the_classic_network_has_its_known_number_of_parameters(stem):
     ("size", "stem", "sides"),
     [(96, "auto", [48, 24, 12, 6, 3]), (64, "imagenet", [32, 16, 8, 4, 2]), (32, "auto", [32, 32, 16, 8, 4])],
 )
-def test_there_is_a_stage_for_every_resolution(size, stem, sides):
-    said = mobilenet(size, width=16, stem=stem).eval()(torch.zeros(1, 3, size, size), Need.STAGES)
+def test_there_is_one_stage_per_resolution(size, stem, sides):
+    outputs = mobilenet(size, width=16, stem=stem).eval()(torch.zeros(1, 3, size, size), Need.STAGES)
     channels = [8, 12, 16, 48, 640]  # half of 16, 24, 32, 96, 1280
     shapes = [(1, width, side, side) for width, side in zip(channels, sides, strict=True)]
-    assert [tuple(maps.shape) for maps in said.stages] == shapes
+    assert [tuple(maps.shape) for maps in outputs.stages] == shapes
 
 
-def test_the_narrowest_network_still_has_a_channel_everywhere():
-    made = mobilenet(width=1).eval()
-    said = made(torch.zeros(1, 3, 32, 32), Need.STAGES)
-    assert [maps.shape[1] for maps in said.stages] == [1, 1, 1, 3, 40]
+def test_the_narrowest_network_has_at_least_one_channel_everywhere():
+    network = mobilenet(width=1).eval()
+    outputs = network(torch.zeros(1, 3, 32, 32), Need.STAGES)
+    assert [maps.shape[1] for maps in outputs.stages] == [1, 1, 1, 3, 40]
 
 
 @pytest.mark.parametrize("expansion", [1, 6])
@@ -57,7 +58,7 @@ def test_a_block_expands_filters_and_projects(expansion, out, stride, added, dis
     assert block(x).min() < 0  # no activation at the end
 
 
-def test_activations_stop_at_six(disturb):
-    made = disturb(mobilenet(width=4), scale=1.0).eval()
-    said = made(100 * torch.randn(4, 3, 32, 32, generator=STREAM.generator("x")), Need.STAGES)
-    assert said.stages[-1].max() == 6
+def test_activations_are_clipped_at_six(disturb):
+    network = disturb(mobilenet(width=4), scale=1.0).eval()
+    outputs = network(100 * torch.randn(4, 3, 32, 32, generator=STREAM.generator("x")), Need.STAGES)
+    assert outputs.stages[-1].max() == 6

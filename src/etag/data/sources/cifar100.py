@@ -17,7 +17,7 @@ from etag.data.images import MemoryImages
 from etag.data.source import DataOptions, Dataset, source
 
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
-Part = tuple[MemoryImages, tuple[str, ...]]  # images, and names of classes if the file has them
+Part = tuple[MemoryImages, tuple[str, ...]]  # images, and class names if the file has them
 
 
 @source(
@@ -29,7 +29,7 @@ Part = tuple[MemoryImages, tuple[str, ...]]  # images, and names of classes if t
     downloads=[Download(f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}", "eb9058c3a382ffc7106e4002c42a8d85")],
 )
 def load(folder: Path, _options: DataOptions) -> Dataset:
-    """Read whichever form is there."""
+    """Load the parquet files if they exist, otherwise the official archive or its unpacked folder."""
     (train, names), (test, _) = (
         _read_parquet(folder) if (folder / "train.parquet").exists() else _read_official(folder)
     )
@@ -55,7 +55,7 @@ def _read_parquet(folder: Path) -> list[Part]:
             pixels = np.stack([_decode(png.as_py()) for png in encoded])
             labels = table.column("fine_label").to_numpy()
             parts.append((_images(pixels.transpose(0, 3, 1, 2), labels), _names(table)))
-        except Exception as error:  # a stranger's bytes may make the readers raise anything
+        except Exception as error:  # damaged or hostile files can make the parsers raise anything
             raise _unreadable(file, error) from error
     return parts
 
@@ -71,30 +71,30 @@ def _names(table: Any) -> tuple[str, ...]:
 
 
 def _read_official(folder: Path) -> list[Part]:
-    """The three pickles of the official archive, read without running any code they might hold."""
-    place = folder / FOLDER if (folder / FOLDER / "train").exists() else folder / ARCHIVE
+    """Read the three pickles of the official archive; code in them is refused, never run."""
+    path = folder / FOLDER if (folder / FOLDER / "train").exists() else folder / ARCHIVE
     try:
-        contents = _from_folder(place) if place.is_dir() else _from_archive(place)
+        contents = _from_folder(path) if path.is_dir() else _from_archive(path)
         names = tuple(name.decode() for name in contents["meta"][b"fine_label_names"])
         return [
             (_images(np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32), content[b"fine_labels"]), names)
             for content in (contents["train"], contents["test"])
         ]
-    except Exception as error:  # a stranger's bytes may make the readers raise anything
-        raise _unreadable(place, error) from error
+    except Exception as error:  # damaged or hostile files can make the parsers raise anything
+        raise _unreadable(path, error) from error
 
 
-def _from_folder(place: Path) -> dict[str, Any]:
+def _from_folder(path: Path) -> dict[str, Any]:
     contents = {}
     for name in ("train", "test", "meta"):
-        with (place / name).open("rb") as file:
+        with (path / name).open("rb") as file:
             contents[name] = _PlainUnpickler(file).load()
     return contents
 
 
-def _from_archive(place: Path) -> dict[str, Any]:
+def _from_archive(path: Path) -> dict[str, Any]:
     contents = {}
-    with tarfile.open(place) as archive:
+    with tarfile.open(path) as archive:
         for name in ("train", "test", "meta"):
             file = archive.extractfile(f"{FOLDER}/{name}")
             if file is None:
@@ -104,22 +104,22 @@ def _from_archive(place: Path) -> dict[str, Any]:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Admits plain values and NumPy arrays; any other name in a pickle could be code to run."""
+    """Allows plain values and NumPy arrays only; any other name in a pickle could run code."""
 
-    ADMITTED = (
+    ALLOWED = (
         ("numpy", "dtype"),
         ("numpy", "ndarray"),
         ("numpy.core.multiarray", "_reconstruct"),
         ("numpy._core.multiarray", "_reconstruct"),
-        ("_codecs", "encode"),  # how Python 3 writes bytes for readers of old protocols
+        ("_codecs", "encode"),  # how Python 3 writes bytes in old pickle protocols
     )
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="bytes")
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which CIFAR-100 does not need")
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which CIFAR-100 does not need")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -132,4 +132,4 @@ def _images(pixels: np.ndarray[Any, np.dtype[np.uint8]], labels: Any) -> MemoryI
 
 def _unreadable(file: Path, error: Exception) -> EtagError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return EtagError(f"{file} cannot be read as CIFAR-100 ({reason}).")
+    return EtagError(f"{file} cannot be read as CIFAR-100 ({reason}): download it again.")

@@ -1,17 +1,17 @@
-"""Any folder of images: `train/` and `val/` (or `test/`), or one folder that is split here."""
+"""Any folder of images: `train/` and `val/` (or `test/`), or one folder of classes that is split here."""
 
 from pathlib import Path
 
 from etag.core.errors import EtagError
-from etag.data.folders import Listing, as_images, common_size, list_classes, split_off
+from etag.data.folders import Listing, as_images, common_size, hold_out_files, list_classes
 from etag.data.source import DataOptions, Dataset, source
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as is usual for photographs
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet statistics, the usual choice for photographs
 
 
-@source("folder", "your own images, a sub-folder a class: --data DIR, or data.path=DIR", needs_path=True)
+@source("folder", "your own images, one sub-folder per class: --data DIR, or data.path=DIR", needs_path=True)
 def load(path: Path, options: DataOptions) -> Dataset:
-    """List the files; they are decoded later."""
+    """List the files of each class; the images are decoded later."""
     train, test = parts(path)
     classes = tuple(train)
     size = options.size or common_size([file for part in (train, test) for files in part.values() for file in files])
@@ -20,18 +20,22 @@ def load(path: Path, options: DataOptions) -> Dataset:
 
 
 def parts(path: Path) -> tuple[Listing, Listing]:
-    """Training and test files by class."""
-    held_out = next((path / name for name in ("val", "test") if (path / name).is_dir()), None)
+    """Return (training files, test files) by class; without train/, every fifth image is for testing."""
+    test_folder = next((path / name for name in ("val", "test") if (path / name).is_dir()), None)
     if not _holds_classes(path / "train"):
-        return split_off(list_classes(path))
-    if held_out is None:
-        raise EtagError(f"'{path}' has a folder train of classes, but neither val nor test beside it.")
-    train, test = list_classes(path / "train"), list_classes(held_out)
+        return hold_out_files(list_classes(path))
+    if test_folder is None:
+        raise EtagError(
+            f"'{path}' has a folder train, but neither val nor test: add one of them with the test images."
+        )
+    train, test = list_classes(path / "train"), list_classes(test_folder)
     if missing := sorted(set(train) ^ set(test)):
-        raise EtagError(f"'{path}': these classes are not in both train and {held_out.name}: {', '.join(missing)}.")
+        raise EtagError(
+            f"'{path}': train and {test_folder.name} need the same classes, but only one has: {', '.join(missing)}."
+        )
     return train, test
 
 
 def _holds_classes(folder: Path) -> bool:
-    """Whether this is a part with folders of its own; a class may be called `train` too."""
+    """Return whether the folder has sub-folders; one without may be a class that is called `train`."""
     return folder.is_dir() and any(entry.is_dir() and entry.name[0] != "." for entry in folder.iterdir())

@@ -1,4 +1,4 @@
-"""ImageNet-sub: classes drawn from a folder in ImageNet's layout."""
+"""ImageNet-sub: randomly drawn classes of a folder in ImageNet's layout."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from etag.data.sources.folder import MEAN, STD, parts
 
 @source("imagenet-sub", "ImageNet, or some classes of it (data.classes, data.subset), 224 px", ("train", "val"))
 def load(path: Path, options: DataOptions) -> Dataset:
-    """100 classes drawn at random; images are kept at 256 x 256 for windows of 224 (Experiments, Datasets)."""
+    """List the files; 100 random classes, images of 256 x 256 pixels, crops of 224 (paper: Experiments, Datasets)."""
     train, test = parts(path)
     classes = tuple(train)
     images = [as_images(part, classes, options.workers) for part in (train, test)]

@@ -1,4 +1,4 @@
-"""MNIST as its four idx files, gzipped or not."""
+"""MNIST from its four idx files, gzipped or not."""
 
 import gzip
 import zlib
@@ -36,7 +36,7 @@ DOWNLOADS = [Download(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz"
 
 @source("mnist", "70,000 handwritten digits, 28x28 gray, 10 classes (idx files)", *FILES, downloads=DOWNLOADS)
 def load(folder: Path, _options: DataOptions) -> Dataset:
-    """Read both parts."""
+    """Load the training and test images."""
     train, test = (
         MemoryImages(
             _read(folder / f"{part}-images-idx3-ubyte", 3).unsqueeze(1),
@@ -46,7 +46,10 @@ def load(folder: Path, _options: DataOptions) -> Dataset:
     )
     for part, images in zip(PARTS, (train, test), strict=True):
         if len(images.pixels) != len(images.labels):
-            raise EtagError(f"{folder}: the {part} files hold {len(images.pixels)} images, but {len(images)} labels.")
+            raise EtagError(
+                f"{folder}: the {part} files have {len(images.pixels)} images but {len(images)} labels: download "
+                "them again."
+            )
     return Dataset(
         train=train,
         test=test,
@@ -59,15 +62,17 @@ def load(folder: Path, _options: DataOptions) -> Dataset:
 
 
 def _read(file: Path, dimensions: int) -> Tensor:
-    """An idx file of bytes: a head of big-endian numbers (kind, sizes), then the values."""
+    """Read an idx file of bytes: a header of big-endian numbers (type, sizes), then the values."""
     zipped = file.with_name(f"{file.name}.gz")
     file = zipped if zipped.is_file() else file
     try:
         raw = gzip.decompress(file.read_bytes()) if file is zipped else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise EtagError(f"{file} cannot be read: {error}.") from error
-    head = 4 * (1 + dimensions)
-    kind, *shape = np.frombuffer(raw[:head].ljust(head, b"\0"), ">u4").tolist()
-    if kind != 0x0800 + dimensions or len(raw) - head != np.prod(shape, dtype=object):
-        raise EtagError(f"{file} is no idx file of {dimensions} dimension(s), or is cut short.")
-    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=head).reshape(shape).copy())
+    header = 4 * (1 + dimensions)
+    kind, *shape = np.frombuffer(raw[:header].ljust(header, b"\0"), ">u4").tolist()
+    if kind != 0x0800 + dimensions or len(raw) - header != np.prod(shape, dtype=object):
+        raise EtagError(
+            f"{file} is not an idx file with {dimensions} dimension(s), or it is truncated: download it again."
+        )
+    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=header).reshape(shape).copy())

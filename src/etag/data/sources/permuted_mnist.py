@@ -1,4 +1,4 @@
-"""MNIST again and again, each time with its pixels in another, fixed order: ten new classes a time."""
+"""Permuted MNIST: the digits under several fixed permutations of their pixels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,23 +8,23 @@ import numpy as np
 import torch
 
 from etag.data.images import MemoryImages
-from etag.data.scenario import first_rows_per_class
+from etag.data.rows import first_rows_per_class
 from etag.data.source import DataOptions, Dataset, source
 from etag.data.sources import mnist
 
 
 @source(
     "permuted-mnist",
-    "MNIST's digits under several fixed orders of their pixels, 10 classes each (the files of mnist)",
+    "MNIST's digits under several fixed pixel permutations, 10 classes each (uses the files of mnist)",
     *mnist.FILES,
     downloads=mnist.DOWNLOADS,
     folder="mnist",
 )
 def load(folder: Path, options: DataOptions) -> Dataset:
-    """Class 10 p + d is the digit d under permutation p, so a split in tens has a permutation a task.
+    """Load MNIST once per permutation: class 10 p + d is digit d under permutation p.
 
-    Where `domains` is on, all of them are the digit d: a task brings no new class, but shows the ten anew. The
-    permutations are drawn by their own number and never change: no seed of a run decides what the data is.
+    A split with ten classes per task has one permutation per task. With `domains`, all permutations of a digit are
+    one class, so later tasks have no new classes. The permutations do not depend on the run's seed.
     """
     plain = mnist.load(folder, options)
     orders = [np.random.RandomState(number).permutation(28 * 28) for number in range(options.permutations)]

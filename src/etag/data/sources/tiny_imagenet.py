@@ -1,4 +1,4 @@
-"""Tiny-ImageNet in its own layout: train/CLASS/images, val/images with a file of annotations."""
+"""Tiny-ImageNet in its original layout: train/CLASS/images, and val/images with a file of annotations."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ ANNOTATIONS = "val/val_annotations.txt"
     downloads=[Download("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")],
 )
 def load(path: Path, options: DataOptions) -> Dataset:
-    """The labeled parts; its test part has no labels."""
+    """List the training and validation files; the original test images have no labels."""
     train = list_classes(path / "train")
     classes = tuple(train)
     images = [as_images(part, classes, options.workers) for part in (train, _validation(path, classes))]
@@ -26,6 +26,7 @@ def load(path: Path, options: DataOptions) -> Dataset:
 
 
 def _validation(path: Path, classes: tuple[str, ...]) -> Listing:
+    """Return the validation files of each class, as the annotations file lists them."""
     listing: Listing = {name: [] for name in classes}
     try:
         lines = (path / ANNOTATIONS).read_text().splitlines()
@@ -35,6 +36,6 @@ def _validation(path: Path, classes: tuple[str, ...]) -> Listing:
         file, _, rest = line.partition("\t")
         name = rest.partition("\t")[0]
         if name not in listing:
-            raise EtagError(f"{path / ANNOTATIONS}, line {number}: '{name}' is no class of train/.")
+            raise EtagError(f"{path / ANNOTATIONS}, line {number}: '{name}' is not a class in train/.")
         listing[name].append(str(path / "val" / "images" / file))
     return listing

@@ -12,9 +12,7 @@ from etag.core.scenario import Task
 from etag.core.work import Batch, ParameterGroup, Terms
 from etag.losses.generation import critic_loss, gradient_penalty, squared_error
 from etag.methods.parts.fidelity import FidelityOptions
-from etag.methods.parts.generators import GeneratorTrainOptions, NetworkGenerator, NetworkOptions, Normal
-from etag.models.initial import build
-from etag.models.solver import Frozen
+from etag.methods.parts.generators import GeneratorTrainOptions, NetworkGenerator, NetworkOptions
 from etag.models.wgan import ConditionalWGAN
 
 
@@ -46,41 +44,11 @@ class AdversarialOptions(NetworkOptions):
         pixels: bool = False,  # noqa: ARG002
     ) -> "AdversarialGenerator":
         """The generator of vectors of this size."""
-        return AdversarialGenerator(self, size, stream, placement)
+        return AdversarialGenerator(self, lambda: ConditionalWGAN(size, self.latent, self.hidden), stream, placement)
 
 
-class AdversarialGenerator(NetworkGenerator):
+class AdversarialGenerator(NetworkGenerator[AdversarialOptions, ConditionalWGAN]):
     """A conditional Wasserstein GAN of features or pixels."""
-
-    network: ConditionalWGAN
-
-    def __init__(self, options: AdversarialOptions, size: int, stream: Stream, placement: Placement) -> None:
-        super().__init__(options, placement)
-        self.options, self.old = options, None
-        self.network = build(
-            lambda: ConditionalWGAN(size, options.latent, options.hidden), stream.generator("generator")
-        )
-
-    old: Frozen[ConditionalWGAN] | None
-
-    def begin_task(self, task: Task) -> None:
-        """Copy the GAN of the previous task."""
-        if task.index:
-            self.old = Frozen(self.network)
-
-    def add_classes(self, classes: int, stream: Stream) -> None:
-        """Add rows to generator and critic."""
-        self.network.grow(classes, stream.generator("generator"))
-
-    @torch.no_grad()
-    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels of old classes, and features of them from the previous task's generator."""
-        labels, old = batch.draws.integers("replay labels", 0, task.old, rows), require(self.old).network
-        return labels, old.decode(batch.draws.normal("replay codes", rows, old.latent), labels)
-
-    def sample(self, labels: Tensor, normal: Normal) -> Tensor:
-        """Features of these classes from the current generator."""
-        return self.network.decode(normal("replay codes", self.network.latent), labels)
 
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:  # noqa: ARG002
         """Losses of critic and generator; nothing guides them."""

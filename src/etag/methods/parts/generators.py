@@ -5,20 +5,26 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, TrainOptions
+from etag.core.outputs import require
 from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, ParameterGroup, Phase, Plan, Step, Term
 from etag.losses.classification import cross_entropy
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.classification import Scope, output_range
+from etag.models.cvae import ConditionalVAE
 from etag.models.heads import LinearHead
+from etag.models.initial import build
+from etag.models.solver import Frozen
+from etag.models.wgan import ConditionalWGAN
 
 Normal = Callable[[str, int], Tensor]  # standard normal draws for a purpose, with so many columns
 
@@ -80,16 +86,10 @@ class FeatureGenerator(ABC):
 
     @property
     def update_training(self) -> TrainOptions:
-        """How head and generator are trained on more images of known classes, for generators that can."""
+        """How head and generator are trained on more images of known classes; an error where they cannot be."""
         raise EtagError(
             f"a generator of this kind ({type(self).__name__}) cannot learn more of known classes: choose kind=cvae."
         )
-
-    def update(
-        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
-    ) -> Plan:
-        """Learn more features of known classes; only where `update_training` is defined."""
-        raise NotImplementedError
 
     @property
     def learns_after_last(self) -> bool:
@@ -101,12 +101,43 @@ class FeatureGenerator(ABC):
         return self.learns_after_last or task.seen < classes
 
 
-class NetworkGenerator(FeatureGenerator):
-    """A generator that is a neural network trained on cached features."""
+OptionsT = TypeVar("OptionsT", bound=NetworkOptions)
+N = TypeVar("N", ConditionalVAE, ConditionalWGAN)
 
-    def __init__(self, options: NetworkOptions, placement: Placement) -> None:
-        self._options, self._placement = options, placement
-        self.passes = options.feature_passes
+
+class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
+    """A generator that is a neural network trained on cached features; `old` is the network of the previous task."""
+
+    network: N
+
+    def __init__(self, options: OptionsT, create: Callable[[], N], stream: Stream, placement: Placement) -> None:
+        self.options, self._placement, self.passes = options, placement, options.feature_passes
+        self.network = build(create, stream.generator("generator"))
+        self.old: Frozen[N] | None = None
+
+    def begin_task(self, task: Task) -> None:
+        """Copy the network of the previous task."""
+        if task.index:
+            self.old = Frozen(self.network)
+
+    def add_classes(self, classes: int, stream: Stream) -> None:
+        """Add rows for new classes."""
+        self.network.grow(classes, stream.generator("generator"))
+
+    @torch.no_grad()
+    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+        """Labels of old classes, and features of them from the previous task's network."""
+        labels = batch.draws.integers("replay labels", 0, task.old, rows)
+        old = require(self.old).network
+        return labels, self.decode(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
+
+    def sample(self, labels: Tensor, normal: Normal) -> Tensor:
+        """Features of these classes from the current network."""
+        return self.decode(self.network, labels, normal)
+
+    def decode(self, network: N, labels: Tensor, normal: Normal) -> Tensor:
+        """Features of these classes: decoded codes from the prior."""
+        return network.decode(normal("replay codes", network.latent), labels)
 
     @abstractmethod
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
@@ -120,7 +151,7 @@ class NetworkGenerator(FeatureGenerator):
         self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
     ) -> Phase:
         """Its training on the task's features."""
-        training = self._options.train.for_task(task.index)
+        training = self.options.train.for_task(task.index)
         batches = features.batches(training, stream, self._placement)
         return Phase("generator", self.objective(task, head, weights), batches, self.groups(), training)
 
@@ -133,23 +164,16 @@ class NetworkGenerator(FeatureGenerator):
     @property
     def learns_after_last(self) -> bool:
         """As the options say."""
-        return self._options.last_task
+        return self.options.last_task
 
 
-class FeatureSource(Protocol):
-    """Anything that generates features of old classes."""
-
-    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels and features of old classes, without gradient."""
-
-
-def replay_term(source: FeatureSource, task: Task, head: LinearHead, scope: Scope, weight: float) -> Term:
+def replay_term(generator: FeatureGenerator, task: Task, head: LinearHead, scope: Scope, weight: float) -> Term:
     """The second line of Eq. (5): the head's cross-entropy on generated features of old classes, as many as the
     batch has images."""
     first, end = output_range(scope, task)
 
     def compute(step: Step) -> Tensor:
-        labels, features = source.generate(step.batch, task, step.batch.total)
+        labels, features = generator.generate(step.batch, task, step.batch.total)
         return cross_entropy(head(features), labels, first, end)
 
     return Term("replay", compute, weight)

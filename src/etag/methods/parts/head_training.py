@@ -8,20 +8,20 @@ from etag.core.scenario import Task
 from etag.core.work import Batch, ParameterGroup, Phase, Terms
 from etag.losses.classification import cross_entropy
 from etag.methods.parts.cached_features import CachedFeatures
-from etag.methods.parts.generators import FeatureSource
+from etag.methods.parts.generators import FeatureGenerator
 from etag.models.heads import LinearHead
 
 
 class HeadObjective(nn.Module):
     """Cross-entropy of the head on real features and on generated features of old classes, as many of each."""
 
-    def __init__(self, head: LinearHead, source: FeatureSource, task: Task, replay_weight: float) -> None:
+    def __init__(self, head: LinearHead, generator: FeatureGenerator, task: Task, replay_weight: float) -> None:
         super().__init__()
-        self.head, self._source, self._task, self._replay_weight = head, source, task, replay_weight
+        self.head, self._generator, self._task, self._replay_weight = head, generator, task, replay_weight
 
     def forward(self, batch: Batch) -> Terms:
         """Both terms, weighted."""
-        labels, features = self._source.generate(batch, self._task, batch.total)
+        labels, features = self._generator.generate(batch, self._task, batch.total)
         return {
             "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self._task.seen),
             "replay": self._replay_weight * cross_entropy(self.head(features), labels, 0, self._task.seen),
@@ -30,7 +30,7 @@ class HeadObjective(nn.Module):
 
 def head_phase(
     head: LinearHead,
-    source: FeatureSource,
+    generator: FeatureGenerator,
     task: Task,
     features: CachedFeatures,
     training: TrainOptions,
@@ -40,6 +40,6 @@ def head_phase(
 ) -> Phase:
     """Train the head alone on cached features of the task's images and on generated ones."""
     training = training.for_task(task.index)
-    objective = HeadObjective(head, source, task, replay_weight)
+    objective = HeadObjective(head, generator, task, replay_weight)
     batches = features.batches(training, stream, placement)
     return Phase("head", objective, batches, (ParameterGroup(list(head.parameters())),), training)

@@ -1,6 +1,7 @@
 """Image replay: to a generator of features, an image is a vector of pixels between 0 and 1."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -49,39 +50,38 @@ class PixelHead(nn.Module):
         return self._preprocess.inputs(pixels.view(len(pixels), self._channels, *(self._preprocess.size,) * 2))
 
 
-class ReplayMixture:
-    """Batches in which a random share of the rows is replaced by generated ones of old classes."""
+@dataclass(frozen=True)
+class WithReplay:
+    """Batches into which `combine` mixes generated examples of old classes."""
 
-    def __init__(self, batches: Batches, share: float, replay: Replay) -> None:
-        self._batches, self._share, self._replay = batches, share, replay
+    batches: Batches
+    replay: Replay
+    combine: Callable[[Batch, Tensor, Tensor], Batch]  # of a batch, and labels and inputs of generated examples
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, starting with batch number `start`."""
-        for batch in self._batches.epoch(index, start):
-            labels, generated = self._replay(batch)
-            old = batch.draws.uniform("replayed rows", batch.total) < self._share
-            inputs = torch.where(old[:, None], generated, batch.inputs)
-            yield Batch(inputs, torch.where(old, labels, batch.labels), batch.draws, batch.total)
+        for batch in self.batches.epoch(index, start):
+            yield self.combine(batch, *self.replay(batch))
 
 
-class WithReplayed:
-    """Batches with as many generated images of old classes appended."""
+def replace_share(share: float) -> Callable[[Batch, Tensor, Tensor], Batch]:
+    """Replace a random share of the rows of a batch by generated ones."""
 
-    def __init__(self, batches: Batches, replay: Replay) -> None:
-        self._batches, self._replay = batches, replay
+    def combine(batch: Batch, labels: Tensor, generated: Tensor) -> Batch:
+        old = batch.draws.uniform("replayed rows", batch.total) < share
+        inputs = torch.where(old[:, None], generated, batch.inputs)
+        return Batch(inputs, torch.where(old, labels, batch.labels), batch.draws, batch.total)
 
-    def __len__(self) -> int:
-        return len(self._batches)
+    return combine
 
-    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, starting with batch number `start`; real images come first."""
-        for batch in self._batches.epoch(index, start):
-            labels, generated = self._replay(batch)
-            inputs = torch.cat([batch.inputs, generated.contiguous(memory_format=torch.channels_last)])
-            yield Batch(inputs, torch.cat([batch.labels, labels]), batch.draws, 2 * batch.total)
+
+def append(batch: Batch, labels: Tensor, generated: Tensor) -> Batch:
+    """Append as many generated images to a batch; real images come first."""
+    inputs = torch.cat([batch.inputs, generated.contiguous(memory_format=torch.channels_last)])
+    return Batch(inputs, torch.cat([batch.labels, labels]), batch.draws, 2 * batch.total)
 
 
 def image_replay_term(task: Task, head: PixelHead, replay: Replay, weight: float) -> Term:

@@ -13,7 +13,7 @@ from etag.core.options import Options
 from etag.core.outputs import Need, require
 from etag.core.random import Stream
 from etag.core.scenario import ImageSet, Task
-from etag.core.work import Batch, Batches, DataPass, Step, Term, Terms
+from etag.core.work import Batch, Batches, DataPass, Plan, Step, Term, Terms
 from etag.losses.regularization import quadratic_penalty
 from etag.models.modules import StoredTensors
 from etag.models.solver import Solver, Teacher
@@ -48,17 +48,15 @@ class Importance(StoredTensors):
         self.options, self._power, self._measure = options, power, measure
         self.store(values=torch.empty(0))
 
-    def images(self, task: Task, stream: Stream) -> ImageSet:
-        """The images of the task that importances are measured on."""
-        if self.options.images is None:
-            return task.train
-        order = torch.randperm(len(task.train), generator=stream.generator("images"))
-        return task.train.select(order[: self.options.images].sort().values)
-
-    def data_pass(self, solver: Solver, batches: Batches) -> DataPass:
-        """A pass that sums up absolute or squared gradients over images."""
+    def measure(self, task: Task, solver: Solver, batches: Callable[[ImageSet], Batches], stream: Stream) -> Plan:
+        """Sum up absolute or squared gradients over the task's images, and add them to the importances."""
+        images = task.train
+        if self.options.images is not None:
+            order = torch.randperm(len(images), generator=stream.generator("images"))
+            images = images.select(order[: self.options.images].sort().values)
         module = _Gradients(solver, self._measure, self._power, self.options.gradients)
-        return DataPass("importance", module, batches, reduce="sum", gradients=True)
+        sums = yield DataPass("importance", module, batches(images), reduce="sum", gradients=True)
+        self.add_task(task, sums)
 
     def add_task(self, task: Task, sums: dict[str, Tensor]) -> None:
         """Combine the task's importances with the older ones; those of the first task are taken as they are."""

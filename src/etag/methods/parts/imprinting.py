@@ -4,14 +4,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from etag.core.random import Stream
 from etag.core.scenario import Task
+from etag.core.work import DataPass, Plan
 from etag.models.heads import CosineHead, LinearHead
 
 
-def imprint(head: LinearHead, task: Task, found: dict[str, Tensor], generator: torch.Generator) -> None:
+def imprint(head: LinearHead, task: Task, features_pass: DataPass, stream: Stream) -> Plan:
     """Set the last block of a cosine or proxy head to the directions of the task's features, class by class."""
+    found = yield features_pass
     assert isinstance(head, CosineHead)
-    seed = int(torch.randint(2**31, (1,), generator=generator))
+    seed = int(torch.randint(2**31, (1,), generator=stream.generator("k-means")))
     classes = (found["features"][found["labels"] == label] for label in range(task.old, task.seen))
     head.imprint(torch.cat([centers(features, head.proxies, seed) for features in classes]))
 

@@ -18,8 +18,6 @@ from etag.methods.parts.classification import output_range
 from etag.methods.parts.fidelity import FidelityOptions
 from etag.methods.parts.generators import NetworkGenerator, NetworkOptions, Normal
 from etag.models.cvae import ConditionalVAE
-from etag.models.initial import build
-from etag.models.solver import Frozen
 
 
 class VariationalOptions(NetworkOptions):
@@ -39,10 +37,8 @@ class VariationalOptions(NetworkOptions):
         return VariationalGenerator(self, size, stream, placement, fidelity, pixels)
 
 
-class VariationalGenerator(NetworkGenerator):
+class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE]):
     """A conditional VAE of features, or of pixels between 0 and 1."""
-
-    network: ConditionalVAE
 
     def __init__(
         self,
@@ -53,37 +49,22 @@ class VariationalGenerator(NetworkGenerator):
         fidelity: FidelityOptions,
         pixels: bool = False,
     ) -> None:
-        super().__init__(options, placement)
+        def create() -> ConditionalVAE:
+            return ConditionalVAE(size, options.latent, options.hidden, pixels, options.residuals)
+
+        super().__init__(options, create, stream, placement)
         self.fidelity, self.pixels = fidelity, pixels
-        self.old: Frozen[ConditionalVAE] | None = None
-        self.network = build(
-            lambda: ConditionalVAE(size, options.latent, options.hidden, pixels, options.residuals),
-            stream.generator("generator"),
-        )
-
-    def begin_task(self, task: Task) -> None:
-        """Copy the VAE of the previous task."""
-        if task.index:
-            self.old = Frozen(self.network)
-
-    def add_classes(self, classes: int, stream: Stream) -> None:
-        """Add rows to the layers that take the label."""
-        self.network.grow(classes, stream.generator("generator"))
 
     def remove_class(self, label: int) -> None:
         """Remove the rows of a class."""
         self.network.drop(label)
 
-    @torch.no_grad()
-    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels of old classes, and features of them from the previous task's VAE."""
-        labels = batch.draws.integers("replay labels", 0, task.old, rows)
-        old = require(self.old).network
-        return labels, _sample(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
-
-    def sample(self, labels: Tensor, normal: Normal) -> Tensor:
-        """Features of these classes from the current VAE."""
-        return _sample(self.network, labels, normal)
+    def decode(self, network: ConditionalVAE, labels: Tensor, normal: Normal) -> Tensor:
+        """Features of these classes; residuals are added if the VAE has them."""
+        features = super().decode(network, labels, normal)
+        if network.residuals is None:
+            return features
+        return network.residuals.added(features, labels, normal("replay residuals", features.shape[1]))
 
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
         """Eq. (6), or (10) where there are old classes."""
@@ -94,19 +75,13 @@ class VariationalGenerator(NetworkGenerator):
     ) -> Plan:
         """Train, then measure what the decoder's mean leaves out, if that is stored."""
         yield from super().learn(task, features, weights, head, stream)
-        if self.network.residuals is not None:
+        if self.network.residuals is not None and task.new:
             self._fit_residuals(task, features, stream.child("residuals"))
 
     @property
     def update_training(self) -> TrainOptions:
         """As the generator is trained."""
-        return self._options.train
-
-    def update(
-        self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
-    ) -> Plan:
-        """The same training on features of known classes."""
-        yield self.phase(task, features, weights, head, stream.child("generator"))
+        return self.options.train
 
     @torch.no_grad()
     def _fit_residuals(self, task: Task, cached: CachedFeatures, stream: Stream) -> None:
@@ -121,14 +96,6 @@ class VariationalGenerator(NetworkGenerator):
         rows = [labels == label for label in range(task.old, task.seen)]
         covariance = torch.stack([error[own].T.cov(correction=0) for own in rows]).mean(0)
         require(self.network.residuals).learn(torch.stack([offset[own].mean(0) for own in rows]), covariance)
-
-
-def _sample(network: ConditionalVAE, labels: Tensor, normal: Normal) -> Tensor:
-    """Features of these classes: decoded codes from the prior, plus residuals if the VAE has them."""
-    features = network.decode(normal("replay codes", network.latent), labels)
-    if network.residuals is None:
-        return features
-    return network.residuals.added(features, labels, normal("replay residuals", features.shape[1]))
 
 
 class VariationalObjective(nn.Module):

@@ -1,4 +1,4 @@
-"""A multilayer perceptron, for images as small as MNIST's."""
+"""A multilayer perceptron, for small images such as MNIST's."""
 
 from torch import nn
 
@@ -11,7 +11,7 @@ def _layer(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 class MLP(Backbone):
-    """Two hidden layers of equal width, each a stage; there are features instead of maps."""
+    """Two hidden layers of equal width, each one stage; stages return features (rows, width), not maps."""
 
     smallest, has_maps = 1, False
 
@@ -21,11 +21,11 @@ class MLP(Backbone):
         self.stages = Modules([nn.Sequential(nn.Flatten(), *_layer(inputs, width)), self.new_stage(2)])
 
     def new_stage(self, _: int) -> nn.Sequential:
-        """A hidden layer."""
+        """Return a new hidden layer."""
         return nn.Sequential(*_layer(self.feature_size, self.feature_size))
 
 
 @BACKBONES.add("mlp")
 def mlp(options: ModelOptions, channels: int, size: int) -> Backbone:
-    """Classic (van de Ven and Tolias, 2018) at a width of 400."""
+    """Return an MLP; the default width is 400, as in van de Ven and Tolias (2018)."""
     return MLP(channels * size**2, options.width or 400)

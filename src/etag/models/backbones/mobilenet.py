@@ -10,7 +10,7 @@ from etag.models.modules import ConvNorm, Modules
 
 
 class Row(NamedTuple):
-    """A row of the paper's Table 2: equal blocks but for the first one's stride."""
+    """One row of the paper's Table 2: equal blocks, of which only the first uses the stride."""
 
     expansion: int
     channels: int
@@ -18,8 +18,8 @@ class Row(NamedTuple):
     stride: int
 
 
-# Table 2 for the width of 32, grouped by resolution
-CLASSIC, LAST = 32, 1280
+# Table 2 for width 32, grouped by resolution
+DEFAULT_WIDTH, LAST = 32, 1280
 STAGES: tuple[tuple[Row, ...], ...] = (
     (Row(1, 16, 1, 1),),
     (Row(6, 24, 2, 2),),
@@ -27,8 +27,8 @@ STAGES: tuple[tuple[Row, ...], ...] = (
     (Row(6, 64, 4, 2), Row(6, 96, 3, 1)),
     (Row(6, 160, 3, 2), Row(6, 320, 1, 1)),
 )
-# the last group once more, behind itself: what arrives there has been expanded already
-ONE_MORE = (Row(1, 160, 1, 1), Row(6, 160, 2, 1), Row(6, 320, 1, 1))
+# a repeated last group, to follow the last one, whose wide output needs no further expansion
+EXTRA_STAGE = (Row(1, 160, 1, 1), Row(6, 160, 2, 1), Row(6, 320, 1, 1))
 
 
 def _convolution(channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -36,7 +36,7 @@ def _convolution(channels: int, out: int, kernel: int, stride: int = 1, groups: 
 
 
 class InvertedResidual(nn.Module):
-    """Expand, filter each channel, project without an activation; added to the input where the shapes allow it."""
+    """Expand, filter each channel, project without activation; the input is added if the shapes are equal."""
 
     def __init__(self, channels: int, out: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -49,16 +49,16 @@ class InvertedResidual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output; it may be negative."""
+        """Return the block's output, which may be negative."""
         y: Tensor = self.layers(x)
         return x + y if self.residual else y
 
 
 class MobileNetV2(Backbone):
-    """Five stages of inverted residuals, one a resolution; the last ends in a wide 1x1 convolution.
+    """Five stages of inverted residuals, one per resolution; the last ends in a wide 1x1 convolution.
 
-    The stem for small images makes neither the first convolution nor the second stage reduce the side. All widths
-    are in proportion to the first, the last one too.
+    With the stem for small images, neither the first convolution nor the second stage reduces the side. All widths,
+    including the last, are proportional to `width`.
     """
 
     def __init__(self, channels: int, width: int, imagenet: bool) -> None:
@@ -71,13 +71,13 @@ class MobileNetV2(Backbone):
         self.stages = Modules([first, *(self.new_stage(number) for number in range(2, len(STAGES) + 1))])
 
     def new_stage(self, number: int) -> nn.Sequential:
-        """The blocks of a resolution."""
-        return self._stage(number, STAGES[number - 1] if number <= len(STAGES) else ONE_MORE)
+        """Return new blocks of one resolution."""
+        return self._stage(number, STAGES[number - 1] if number <= len(STAGES) else EXTRA_STAGE)
 
     def short_stage(self, number: int) -> nn.Sequential:
-        """One block, of the stage's last width."""
+        """Return one block with the stage's last width."""
         if number > len(STAGES):
-            return self._stage(number, (ONE_MORE[0]._replace(channels=ONE_MORE[-1].channels),))
+            return self._stage(number, (EXTRA_STAGE[0]._replace(channels=EXTRA_STAGE[-1].channels),))
         first, last = STAGES[number - 1][0], STAGES[number - 1][-1]
         return self._stage(number, (first._replace(channels=last.channels, blocks=1),))
 
@@ -100,10 +100,10 @@ class MobileNetV2(Backbone):
         return layers
 
     def _scaled(self, channels: int) -> int:
-        return max(1, round(channels * self.width / CLASSIC))
+        return max(1, round(channels * self.width / DEFAULT_WIDTH))
 
 
 @BACKBONES.add("mobilenetv2")
 def mobilenetv2(options: ModelOptions, channels: int, size: int) -> Backbone:
-    """Classic at width 32, that of the first convolution."""
-    return MobileNetV2(channels, options.width or CLASSIC, options.imagenet_stem(size))
+    """Return a MobileNetV2; the default width, that of the first convolution, is 32."""
+    return MobileNetV2(channels, options.width or DEFAULT_WIDTH, options.imagenet_stem(size))

@@ -10,9 +10,9 @@ from etag.models.modules import ConvNorm, Modules
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where the shape changes (option B).
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes (option B).
 
-    The activation behind it is a layer of its own.
+    The ReLU after the block is a separate layer.
     """
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
@@ -23,10 +23,10 @@ class BasicBlock(nn.Module):
         self.shortcut = nn.Identity() if stride == 1 and channels == out else ConvNorm(channels, out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, before the ReLU that follows."""
+        """Return the block's output before the ReLU that follows."""
         y = functional.relu(self.first(x), inplace=True)
-        # a 1x1 convolution of every other pixel is the strided one; that of oneDNN (PyTorch 2.13, CPU, channels_last,
-        # up to 8 channels at 64 px) writes beyond its memory in the backward pass
+        # a 1x1 convolution of every other pixel equals the strided one; the strided one of oneDNN (PyTorch 2.13, CPU,
+        # channels_last, up to 8 channels at 64 px) writes out of bounds in the backward pass
         shortcut: Tensor = self.shortcut(x[:, :, :: self.stride, :: self.stride])
         direct: Tensor = self.second(y)
         return direct + shortcut
@@ -38,13 +38,13 @@ def _stem(channels: int, width: int, imagenet: bool) -> list[nn.Module]:
     return [ConvNorm(channels, width, 3), nn.ReLU(inplace=True)]
 
 
-# torchvision's names, and ours
+# names in torchvision -> names here
 STEM_NAMES = {"conv1": "stages.0.0.0", "bn1": "stages.0.0.1"}
 BLOCK_NAMES = {"conv1": "first.0", "bn1": "first.1", "conv2": "second.0", "bn2": "second.1", "downsample": "shortcut"}
 
 
 class ResNet(Backbone):
-    """Stages of equally many blocks; the width doubles and the side halves from stage to stage."""
+    """Stages with equally many blocks; from stage to stage the width doubles and the side halves."""
 
     def __init__(self, channels: int, width: int, stages: int, blocks: int, imagenet: bool) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class ResNet(Backbone):
         self.stages = Modules([first, *(self.new_stage(number) for number in range(2, stages + 1))])
 
     def new_stage(self, number: int) -> nn.Sequential:
-        """Twice the width, half the side; the same of both behind the last."""
-        return self._later(number, self.blocks)
+        """Return a new stage of twice the width and half the side; after the last one, both stay the same."""
+        return self._later_stage(number, self.blocks)
 
     def short_stage(self, number: int) -> nn.Sequential:
-        """Of one block."""
-        return self._later(number, 1)
+        """Return the stage with one block only."""
+        return self._later_stage(number, 1)
 
-    def _later(self, number: int, blocks: int) -> nn.Sequential:
+    def _later_stage(self, number: int, blocks: int) -> nn.Sequential:
         before = self.widths[number - 2]
         if number > len(self.widths):
             return self._stage(before, before, 1, blocks)
@@ -77,9 +77,9 @@ class ResNet(Backbone):
         return nn.Sequential(*(layer for block in blocks for layer in (block, nn.ReLU())))
 
     def translate_name(self, name: str) -> str:
-        """Knows the names in torchvision's ResNets."""
+        """Return the name here of a tensor in torchvision's ResNets; other names are returned unchanged."""
         if match := re.fullmatch(r"layer(\d+)\.(\d+)\.(\w+)\.(.+)", name):
-            stage, block = int(match[1]) - 1, 2 * int(match[2])  # a ReLU behind each
+            stage, block = int(match[1]) - 1, 2 * int(match[2])  # a ReLU follows each block
             if stage == 0:  # the stem's layers come first
                 block += self.stem_size
             return f"stages.{stage}.{block}.{BLOCK_NAMES.get(match[3], match[3])}.{match[4]}"
@@ -89,15 +89,15 @@ class ResNet(Backbone):
 
 @BACKBONES.add("resnet18")
 def resnet18(options: ModelOptions, channels: int, size: int) -> Backbone:
-    """Four stages of two blocks; classic at width 64."""
+    """Return a ResNet-18: four stages of two blocks; the default width is 64."""
     return ResNet(channels, options.width or 64, stages=4, blocks=2, imagenet=options.imagenet_stem(size))
 
 
 @BACKBONES.add("resnet32")
 def resnet32(options: ModelOptions, channels: int, size: int) -> Backbone:
-    """Three stages of five blocks, made for CIFAR; classic at width 16.
+    """Return a ResNet-32 for CIFAR: three stages of five blocks; the default width is 16.
 
-    Shortcuts are projections (option B), so with a head of 10 classes it has 466,906 parameters, not the 464,154 of
-    the parameter-free option A.
+    Shortcuts are projections (option B), so with a head of 10 classes it has 466,906 parameters instead of 464,154
+    with the parameter-free option A.
     """
     return ResNet(channels, options.width or 16, stages=3, blocks=5, imagenet=options.imagenet_stem(size))

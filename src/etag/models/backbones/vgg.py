@@ -5,13 +5,13 @@ from torch import nn
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.modules import ConvNorm, Modules
 
-# convolutions of a stage, and their width in multiples of the first stage's
+# for each stage: number of convolutions, width as a multiple of the first stage's
 STAGES = ((1, 1), (1, 2), (2, 4), (2, 8), (2, 8))
 
 
 def _convolutions(channels: int, out: int, count: int) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for _ in range(count):  # without the original's bias, which BatchNorm would take away again
+    for _ in range(count):  # without bias, unlike the original: BatchNorm would subtract it again
         layers += [ConvNorm(channels, out, 3), nn.ReLU()]
         channels = out
     return layers
@@ -29,11 +29,11 @@ class VGG11(Backbone):
         self.stages = Modules(self.new_stage(number) for number in range(1, len(STAGES) + 1))
 
     def new_stage(self, number: int) -> nn.Sequential:
-        """Convolutions and pooling; behind the last without the latter, for there may be one pixel left."""
+        """Return new convolutions and pooling; after the last stage without pooling, as one pixel may be left."""
         return self._stage(number, STAGES[min(number, len(STAGES)) - 1][0])
 
     def short_stage(self, number: int) -> nn.Sequential:
-        """Of one convolution."""
+        """Return the stage with one convolution only."""
         return self._stage(number, 1)
 
     def _stage(self, number: int, convolutions: int) -> nn.Sequential:
@@ -41,10 +41,12 @@ class VGG11(Backbone):
         if number > len(STAGES):
             return nn.Sequential(*_convolutions(before, before, convolutions))
         *layers, activation = _convolutions(before, self.widths[number], convolutions)
-        return nn.Sequential(*layers, nn.MaxPool2d(2), activation)  # the same as pooling last, and cheaper
+        return nn.Sequential(
+            *layers, nn.MaxPool2d(2), activation
+        )  # equals pooling after the activation, and is cheaper
 
 
 @BACKBONES.add("vgg11")
 def vgg11(options: ModelOptions, channels: int, _: int) -> Backbone:
-    """Classic at width 64."""
+    """Return a VGG-11; the default width is 64."""
     return VGG11(channels, options.width or 64)

@@ -1,0 +1,43 @@
+"""The structure of networks as JSON values, so that a saved classifier can be built again without training code.
+
+A class that takes part lists the arguments of its constructor in `arguments`; an attribute of the same name holds the
+value of each: a plain value, another such module, or a list of these.
+"""
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from etag.models.modules import Modules
+
+CLASSES: dict[str, type["Described"]] = {}
+
+
+class Described(nn.Module):
+    """A module that can be described by the arguments of its constructor. Every subclass is known by its name."""
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        CLASSES[cls.__name__] = cls
+
+
+def describe(value: Any) -> Any:
+    """A module, or a list of modules, as JSON values; plain values are returned as they are."""
+    if isinstance(value, Described):
+        described = {name: describe(getattr(value, name)) for name in value.arguments}
+        return {"module": type(value).__name__} | described
+    return [describe(part) for part in value] if isinstance(value, nn.ModuleList) else value
+
+
+def build_empty(value: Any) -> Any:
+    """The module that `describe` described, with the weights that its constructor leaves."""
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        return Modules([build_empty(part) for part in value])
+    if not isinstance(value, dict):
+        return value
+    name = value["module"]
+    if name not in CLASSES:
+        raise ValueError(f"it contains a '{name}', which is not known here: load the plug-in that defines it")
+    return CLASSES[name](**{key: build_empty(part) for key, part in value.items() if key != "module"})

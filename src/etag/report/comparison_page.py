@@ -1,0 +1,206 @@
+"""The page that compares runs; for folders of runs, with all tables and figures as files beside it."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from etag.core.errors import EtagError
+from etag.report import figures, inline, named_figures, results, studies
+from etag.report.collection import Collection, is_run, named_runs, read_collection
+from etag.report.groups import RunGroup, check_reference, relative
+from etag.report.headline import headline
+from etag.report.named_figures import Key, NamedFigure
+from etag.report.page import REPORT, check_figure_name, write_figure, write_file, write_page, write_run_report
+from etag.report.quantities import QUANTITIES
+from etag.report.records import RunRecord
+from etag.report.style import method_styles
+from etag.report.tables import Table
+
+COMMAND = "command.txt"  # `etag bench` writes it into the directory of a run
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. A section without tables and figures is left out."""
+
+    title: str
+    about: str = ""
+    tables: Sequence[Table] = ()
+    figures: Sequence[NamedFigure] = ()
+    small: bool = False  # figures that readers compare side by side
+    key: Key = field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        """The target of links to this section."""
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of its tables, each once."""
+        return list(dict.fromkeys(note for table in self.tables for note in table.notes))
+
+
+def write_comparison(runs: Sequence[Path], out: Path, reference: str | None = None) -> Path:
+    """Write one page that compares runs on the same data and split; returns its path.
+
+    The page links to the report of every run; runs that have none get one. `reference` names the method that the
+    others are compared with.
+    """
+    collection = named_runs(runs)
+    check_reference(collection.groups, reference)
+    for run in runs:
+        if not (run / REPORT).exists():
+            write_run_report(run)
+    sections = _sections(collection.groups, reference)
+    return write_page(out, "comparison.html", _values(collection, sections, out.parent))
+
+
+def write_collection(folders: Sequence[Path], out: Path, reference: str | None = None) -> tuple[Path, Collection]:
+    """Write a page about all runs below these folders, and `tables/` and `figures/` beside it; returns the path of
+    the page and the runs. `reference` names the method that the others are compared with."""
+    collection = read_collection(folders)
+    check_reference(collection.groups, reference)
+    sections = _sections(collection.groups, reference)
+    notices = [f"Notice. {notice}" for notice in collection.notices]
+    for part in sections:
+        for table in part.tables:
+            _write_table(replace(table, notes=[*notices, *table.notes]), out.parent / "tables")
+        for figure in part.figures:
+            _write_figure(figure, out.parent / "figures")
+    return write_page(out, "comparison.html", _values(collection, sections, out.parent)), collection
+
+
+def write_curves(paths: Sequence[Path], out: Path) -> Path:
+    """Draw the accuracy after each task of runs on the same data and split; returns the path of the figure."""
+    check_figure_name(out)
+    groups = (named_runs(paths) if all(map(is_run, paths)) else read_collection(paths)).groups
+    if len(groups) > 1:
+        titles = ", ".join(group.title for group in groups)
+        raise EtagError(f"One figure shows runs on the same data and split, but these are on {titles}: name fewer.")
+    members = list(groups[0].members.values())
+    styles = method_styles([member.method for member in members])
+    curves = [member.curve(style) for member, style in zip(members, styles, strict=True)]
+    return write_figure(figures.accuracy_curves(groups[0].metrics.seen, curves), out)
+
+
+def _write_table(table: Table, folder: Path) -> None:
+    for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
+        write_file(folder / f"{table.name}.{ending}", text)
+
+
+def _write_figure(named: NamedFigure, folder: Path) -> None:
+    write_file(folder / f"{named.name}.csv", named.data)
+    if named.figure.figure is not None:
+        for ending in ("svg", "png"):
+            write_figure(named.figure.figure, folder / f"{named.name}.{ending}")
+
+
+def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section]:
+    """All sections that have something to show."""
+    several = [group for group in groups if len(group.members) > 1]
+    chosen = [(group, member) for group in several if (member := group.reference(reference))]
+    titles = dict.fromkeys(member.title for _, member in chosen)
+    rankings = [ranking for group in groups if (ranking := results.ranking(group))]
+    temperatures = [(group, by_tau) for group in groups if len(by_tau := studies.by_temperature(group)) > 1]
+    found = [
+        Section("Results", tables=[results.results_table(group) for group in groups]),
+        Section(
+            "Accuracy after each task", figures=[f for group in groups for f in named_figures.accuracy_figures(group)]
+        ),
+        Section(
+            f"{', '.join(titles)} minus each other method",
+            tables=_each(chosen, lambda one: results.paired_table(*one)),
+        ),
+        Section(
+            "Agreement with the paper",
+            tables=[results.agreement_table(rankings)] if rankings else [],
+            figures=[named_figures.agreement_figure(ranking) for ranking in rankings],
+        ),
+        Section(
+            "Components",
+            tables=_each(groups, studies.ablation_table),
+            figures=_each(groups, named_figures.component_figure),
+        ),
+        Section("Self-supervised tasks", tables=_each(groups, studies.self_supervised_table)),
+        Section("Generative methods", tables=_each(groups, studies.generative_table)),
+        Section("Temperature", figures=[named_figures.temperature_figure(*one) for one in temperatures]),
+        *_features(groups),
+        Section(
+            "Confusion matrices",
+            inline.ABOUT_CONFUSION,
+            figures=[f for group in groups for f in named_figures.confusion_figures(group)],
+            small=True,
+        ),
+        Section(
+            "Accuracy matrices",
+            inline.ABOUT_ACCURACY_MATRIX,
+            figures=[f for group in groups for f in named_figures.accuracy_matrix_figures(group)],
+            small=True,
+        ),
+        Section(
+            "Time",
+            tables=[studies.time_table(group, group.reference(reference)) for group in several],
+            figures=[named_figures.time_figure(group) for group in several],
+        ),
+        Section("Size", tables=[studies.size_table(group) for group in groups]),
+    ]
+    return [section for section in found if section.tables or section.figures]
+
+
+def _each(items: Iterable[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """What `make` returns for each item, without None."""
+    return [made for item in items if (made := make(item)) is not None]
+
+
+def _features(groups: Sequence[RunGroup]) -> list[Section]:
+    """One section per group, because each has its own key."""
+    found = [(group, *named_figures.feature_figures(group)) for group in groups]
+    about = f"{inline.ABOUT_EMBEDDING} A color means the same class or task in all panels."
+    mixed = f"{about} These runs have different orders of classes: the report of each has the key to its colors."
+    return [
+        Section(f"Features, {group.title}", about if key else mixed, figures=figures, small=True, key=key)
+        for group, figures, key in found
+    ]
+
+
+def _values(collection: Collection, sections: Sequence[Section], beside: Path) -> dict[str, Any]:
+    runs = collection.runs
+    return {
+        "name": ", ".join(grid.name for grid in collection.grids) or "Comparison of runs",
+        "notices": collection.notices,
+        "summaries": [grid.file.summary for grid in collection.grids if grid.file.summary],
+        "groups": collection.groups,
+        "runs": [(relative(run.path, beside), _link(run, beside), run, _command(run, beside)) for run in runs],
+        "unfinished": [relative(path, beside) for path in collection.unfinished],
+        "missing": [(grid.name, missing) for grid in collection.grids if (missing := grid.missing())],
+        "headlines": [(group.title, headline(group)) for group in collection.groups],
+        "definitions": QUANTITIES.values(),
+        "sections": sections,
+        "grids": [(grid, grid.command(beside)) for grid in collection.grids],
+        "machines": _distinct(run.metrics.machine for run in runs),
+        "versions": {
+            name: _distinct(run.metrics.versions.get(name, "") for run in runs)
+            for name in dict.fromkeys(name for run in runs for name in run.metrics.versions)
+        },
+        "first": min(run.metrics.date for run in runs),
+        "last": max(run.metrics.date for run in runs),
+    }
+
+
+def _distinct(words: Iterable[str]) -> str:
+    return ", ".join(word for word in dict.fromkeys(words) if word)
+
+
+def _link(run: RunRecord, beside: Path) -> str:
+    """The address of the run's own report; empty if it has none."""
+    report = run.path / REPORT
+    return quote(relative(report, beside)) if report.is_file() else ""
+
+
+def _command(run: RunRecord, beside: Path) -> str:
+    file = run.path / COMMAND
+    return file.read_text().strip() if file.is_file() else f"etag run {relative(run.path / 'config.yaml', beside)}"

@@ -1,0 +1,81 @@
+"""Features of test images that a run saved after its tasks, and their t-SNE."""
+
+import zipfile
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from etag.core.errors import EtagError
+from etag.evaluation.embedding import LEAST_ROWS, pick_rows, tsne
+from etag.report.records import RunRecord, task_files
+
+FOLDER = "features"
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, EOFError, MemoryError, AttributeError, TypeError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+POINTS, SEED = 1000, 0  # more points would hide each other, and t-SNE would take minutes
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Features of test images in two dimensions, with the class of each."""
+
+    points: list[list[float]]
+    labels: list[int]
+
+
+@dataclass(frozen=True)
+class Features:
+    """The content of one task-NNN.npz: one row of `values` per test image."""
+
+    values: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+
+
+def saved_tasks(run: RunRecord) -> list[int]:
+    """The tasks (from 1) after which the run saved features, rising."""
+    return list(task_files(run.path / FOLDER, "npz"))
+
+
+def embeddings(run: RunRecord, tasks: Collection[int]) -> dict[int, Embedding]:
+    """The t-SNE of the features saved after these tasks, by task; tasks with too few images are left out."""
+    files = task_files(run.path / FOLDER, "npz")
+    found = {task: _embedding(read_features(files[task], run.metrics.classes)) for task in tasks if task in files}
+    return {task: embedding for task, embedding in found.items() if embedding is not None}
+
+
+def read_features(path: Path, classes: int) -> Features:
+    """Read the arrays `features` (n, d) and `labels` (n), all labels below `classes`; nothing is ever unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            values, labels = content["features"], content["labels"]
+    except UNREADABLE as error:
+        raise _damaged(path, "it does not hold the arrays 'features' and 'labels'") from error
+    if values.ndim != 2 or values.dtype.kind != "f" or not values.shape[1]:
+        raise _damaged(path, "'features' must be a table of decimal numbers, one row per image")
+    if labels.shape != values.shape[:1] or labels.dtype.kind not in "iu":
+        raise _damaged(path, f"'labels' must hold one whole number for each of the {len(values)} images")
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise _damaged(path, "'features' holds NaN or infinity")
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise _damaged(path, f"'labels' names classes beyond the {classes} of the run")
+    return Features(values, labels.astype(np.int64))
+
+
+def _damaged(path: Path, reason: str) -> EtagError:
+    return EtagError(f"{path} cannot be used: {reason}; remove the file, or repeat the run.")
+
+
+def _embedding(features: Features) -> Embedding | None:
+    if len(features.labels) < LEAST_ROWS:
+        return None
+    rows = pick_rows(torch.from_numpy(features.labels), POINTS).numpy()
+    return Embedding(tsne(features.values[rows], SEED), features.labels[rows].tolist())

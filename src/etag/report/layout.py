@@ -1,0 +1,49 @@
+"""The layout of the paper's tables and figures, read from layout.yaml."""
+
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from etag.experiments import yaml
+
+FILE = Path(__file__).with_name("layout.yaml")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SelfSupervisedTask(_Part):
+    """A row of Table 3: the title of the task, and the run that uses it."""
+
+    title: str
+    run: str
+
+
+class Temperature(_Part):
+    """Figure 6: runs METHOD-VARIANTx vary `option`; the method's own run has its configured value."""
+
+    method: str
+    variant: str
+    option: str
+
+
+class Layout(_Part):
+    """Names of methods and runs, by the part of the paper that shows them."""
+
+    main: str
+    bounds: list[str]
+    letters: dict[str, str]
+    figure3: list[str]
+    detailed: list[str]
+    ablations: list[str]
+    figure5: list[str]
+    self_supervised: dict[str, SelfSupervisedTask]
+    temperature: Temperature
+
+
+@cache
+def layout() -> Layout:
+    """The content of layout.yaml."""
+    return Layout.model_validate(yaml.read(FILE))
