@@ -1,7 +1,7 @@
 """Figures as a page holds them: data URIs, with a text for those who cannot see them."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -9,25 +9,17 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from etag.core.text import duration, percent
+from etag.core.text import percent
 from etag.report import figures
 from etag.report.features import Embedding
 from etag.report.losses import PhaseLosses
 from etag.report.records import Metrics
-from etag.report.style import (
-    BLUE,
-    CLASSES_WITH_OWN_STYLE,
-    GRAY,
-    SKY,
-    Style,
-    class_styles,
-    method_title,
-    task_styles,
-)
+from etag.report.style import BLUE, CLASSES_WITH_OWN_STYLE, GRAY, SKY, Style, class_styles, method_title, task_styles
 
 DOTS_PER_INCH = 190  # sharp on a screen of double density
 GENERATED_WIDTH = 400  # CSS pixels, about: whole pixels stay sharp
 COLORS = 256  # of a raster image: halves its size, and the difference cannot be seen
+Key = list[tuple[Style, str]]  # what the colors of a figure stand for
 
 ABOUT_ACCURACY_MATRIX = "Accuracy on each task (columns) after each task (rows), among all classes seen so far."
 ABOUT_CONFUSION = (
@@ -49,6 +41,8 @@ class InlineFigure:
     width: int  # in CSS pixels; pages scale it
     height: int
     figure: Figure | None = None  # the drawing, if it is one
+    name: str = ""  # of its files, without ending
+    data: Sequence[Sequence[object]] = ()  # the rows of its CSV file
 
 
 def vector(figure: Figure, alt: str, caption: str) -> InlineFigure:
@@ -69,28 +63,26 @@ def drawn(figure: Figure, kind: str, transparent: bool = False) -> bytes:
     dates = {"svg": "Date", "pdf": "CreationDate"}
     # without a salt the identifiers are random, and the same run would give a different file each time
     with matplotlib.rc_context({"svg.hashsalt": "etag"}):
-        figure.savefig(
-            buffer,
-            format=kind,
-            dpi=DOTS_PER_INCH,
-            transparent=transparent,
-            metadata={dates[kind]: None} if kind in dates else None,
-        )
+        metadata = {dates[kind]: None} if kind in dates else None
+        figure.savefig(buffer, format=kind, dpi=DOTS_PER_INCH, transparent=transparent, metadata=metadata)
     return buffer.getvalue()
 
 
 def _inline(figure: Figure, kind: str, data: bytes, alt: str, caption: str) -> InlineFigure:
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
-    return InlineFigure(f"data:{kind};base64,{base64.b64encode(data).decode()}", alt, caption, width, height, figure)
+    return InlineFigure(_uri(kind, data), alt, caption, width, height, figure)
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def generated_images(image: bytes, task: int) -> InlineFigure:
     """The images that the generator produced after a task."""
     width, height = Image.open(BytesIO(image)).size
     zoom = max(1, round(GENERATED_WIDTH / width))
-    source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
     alt = f"Rows of small images from the generator after task {task}."
-    return InlineFigure(source, alt, f"After task {task}.", zoom * width, zoom * height)
+    return InlineFigure(_uri("image/png", image), alt, f"After task {task}.", zoom * width, zoom * height)
 
 
 def accuracy_curve(metrics: Metrics) -> InlineFigure:
@@ -121,11 +113,9 @@ def accuracy_matrix(metrics: Metrics, among: str | None = None) -> InlineFigure:
 
 def confusion_matrix(metrics: Metrics, among: str | None = None) -> InlineFigure:
     """The confusion matrix after the last task."""
-    figure = figures.confusion_heatmap(
-        metrics.confusion, metrics.class_names, metrics.classes_per_task, _width(among)
-    )
+    names, sizes = metrics.class_names, metrics.classes_per_task
     return raster(
-        figure,
+        figures.confusion_heatmap(metrics.confusion, names, sizes, _width(among)),
         f"Confusion matrix of {among or _name(metrics)} over {metrics.classes} classes; "
         f"{percent(metrics.values['last_accuracy'])} % of predictions are correct. {_most_confused(metrics)}",
         among or ABOUT_CONFUSION,
@@ -134,48 +124,49 @@ def confusion_matrix(metrics: Metrics, among: str | None = None) -> InlineFigure
 
 def _most_confused(metrics: Metrics) -> str:
     """A sentence about the largest number off the diagonal."""
-    count, true, predicted = max(
-        (
-            (count, true, predicted)
-            for true, row in enumerate(metrics.confusion)
-            for predicted, count in enumerate(row)
-            if true != predicted
-        ),
-        default=(0, 0, 0),
-    )
+    counts = ((n, true, guess) for true, row in enumerate(metrics.confusion) for guess, n in enumerate(row))
+    count, true, predicted = max((one for one in counts if one[1] != one[2]), default=(0, 0, 0))
     names = metrics.class_names
     return f"Most often confused: {names[true]} predicted as {names[predicted]}, {count} times." if count else ""
 
 
+def class_key(labels: Iterable[int], metrics: Metrics) -> tuple[dict[int, int], Key]:
+    """The place of each class in the key, and the key of a t-SNE: each of these classes has its own style, or each
+    task if there are too many classes."""
+    classes = sorted(labels)
+    if len(classes) <= CLASSES_WITH_OWN_STYLE:
+        names = [metrics.class_names[label] for label in classes]
+        places = {label: place for place, label in enumerate(classes)}
+        return places, list(zip(class_styles(len(classes)), names, strict=True))
+    spans = zip(metrics.seen, metrics.classes_per_task, strict=True)
+    names = [
+        f"task {task} (classes {end - size}–{end - 1})" if size > 1 else f"task {task} (class {end - 1})"
+        for task, (end, size) in enumerate(spans, start=1)
+    ]
+    return dict(enumerate(metrics.task_of_class)), list(zip(task_styles(metrics.tasks), names, strict=True))
+
+
 def embedding_scatter(embedding: Embedding, metrics: Metrics, task: int) -> InlineFigure:
-    """The t-SNE of test features after a task (from 1); `embedding_key` explains its colors."""
-    numbers = style_numbers(metrics)
-    groups = [numbers[label] for label in embedding.labels]
-    styles = [style for style, _ in embedding_key(metrics)]
+    """The t-SNE of test features of one run after a task (from 1), with the colors of `class_key`."""
+    place, key = class_key(range(metrics.classes), metrics)
+    groups = [place[label] for label in embedding.labels]
     return raster(
-        figures.embedding_scatter(embedding.points, groups, styles),
+        figures.embedding_scatter(embedding.points, groups, [style for style, _ in key]),
         f"t-SNE of {len(embedding.points)} test images of {_name(metrics)} after task {task}, "
         f"colored by {'class' if metrics.classes <= CLASSES_WITH_OWN_STYLE else 'task'}.",
         f"After task {task}. {ABOUT_EMBEDDING}",
     )
 
 
-def style_numbers(metrics: Metrics) -> dict[int, int]:
-    """By class: its place in `embedding_key`."""
-    by_class = metrics.classes <= CLASSES_WITH_OWN_STYLE
-    return dict(enumerate(range(metrics.classes) if by_class else metrics.task_of_class))
-
-
-def embedding_key(metrics: Metrics) -> list[tuple[Style, str]]:
-    """The styles of the t-SNE and their meaning: classes, or tasks if there are too many classes."""
-    if metrics.classes <= CLASSES_WITH_OWN_STYLE:
-        return list(zip(class_styles(metrics.classes), metrics.class_names, strict=False))
-    spans = zip(metrics.seen, metrics.classes_per_task, strict=True)
-    names = [
-        f"task {task} (classes {end - size}–{end - 1})" if size > 1 else f"task {task} (class {end - 1})"
-        for task, (end, size) in enumerate(spans, start=1)
-    ]
-    return list(zip(task_styles(metrics.tasks), names, strict=True))
+def embedding_panels(
+    title: str, by_task: Mapping[int, Embedding], place: Mapping[int, int], key: Key, caption: str | None = None
+) -> InlineFigure:
+    """One t-SNE per task; `title` names the run, and is the caption if there is no other."""
+    return raster(
+        figures.embedding_panels(by_task, place, [style for style, _ in key]),
+        f"t-SNE of test images of {title} after tasks {', '.join(map(str, by_task))}.",
+        caption or title,
+    )
 
 
 def phase_losses(losses: PhaseLosses) -> InlineFigure:
@@ -184,27 +175,6 @@ def phase_losses(losses: PhaseLosses) -> InlineFigure:
         figures.loss_curves(losses),
         f"Line chart of the loss terms of phase {losses.phase} over its steps: {', '.join(losses.terms)}.",
         f"Loss terms of phase “{losses.phase}”, one task after the other.",
-    )
-
-
-def method_curves(seen: Sequence[int], curves: Sequence[figures.Curve]) -> InlineFigure:
-    """Accuracy after each task, of several methods."""
-    ends = "; ".join(f"{curve.name} {percent(curve.values[-1])}" for curve in curves)
-    bands = " Bands: one standard deviation over seeds." if any(curve.deviations for curve in curves) else ""
-    return vector(
-        figures.accuracy_curves(seen, curves),
-        f"Line chart of accuracy against classes seen; weighted, in percent after the last task: {ends}.",
-        f"Accuracy over all classes seen, after each task (weighted: every class counts the same).{bands}",
-    )
-
-
-def training_times(bars: Sequence[figures.Bar]) -> InlineFigure:
-    """Training time of several methods."""
-    totals = "; ".join(f"{bar.name} {duration(sum(bar.seconds))}" for bar in bars)
-    return vector(
-        figures.time_bars(bars),
-        f"Bar chart of training time: {totals}.",
-        "Training time, all tasks together; each piece of a bar is one task.",
     )
 
 

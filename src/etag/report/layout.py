@@ -3,25 +3,20 @@
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
+from etag.core.options import Options
 from etag.experiments import yaml
 
 FILE = Path(__file__).with_name("layout.yaml")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SelfSupervisedTask(_Part):
+class SelfSupervisedTask(Options):
     """A row of Table 3: the title of the task, and the run that uses it."""
 
     title: str
     run: str
 
 
-class Temperature(_Part):
+class Temperature(Options):
     """Figure 6: runs METHOD-VARIANTx vary `option`; the method's own run has its configured value."""
 
     method: str
@@ -29,7 +24,7 @@ class Temperature(_Part):
     option: str
 
 
-class Layout(_Part):
+class Layout(Options):
     """Names of methods and runs, by the part of the paper that shows them."""
 
     main: str
