@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from etag.core.errors import EtagError
-from etag.evaluation.metrics import METRICS
-from etag.report import figures, inline, named_figures, results, studies
+from etag.report import figures, page_figures, results, studies
 from etag.report.collection import Collection, is_run, named_runs, read_collection, relative
 from etag.report.groups import RunGroup, check_reference, styled
 from etag.report.headline import headline
-from etag.report.inline import InlineFigure, Key
 from etag.report.page import REPORT, check_figure_name, write_figure, write_file, write_page, write_run_report
+from etag.report.page_figures import InlineFigure, Key
 from etag.report.records import RunRecord
 from etag.report.tables import Table, rows_csv
 
@@ -106,7 +105,7 @@ def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section
     temperatures = [(group, by_tau) for group in groups if len(by_tau := studies.by_temperature(group)) > 1]
     found = [
         Section("Results", tables=[results.results_table(group) for group in groups]),
-        Section("Accuracy after each task", figures=_joined(map(named_figures.accuracy_figures, groups))),
+        Section("Accuracy after each task", figures=_joined(map(page_figures.accuracy_figures, groups))),
         Section(
             f"{', '.join(titles)} minus each other method",
             tables=_present(results.paired_table(group, member) for group, member in chosen),
@@ -114,33 +113,33 @@ def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section
         Section(
             "Agreement with the paper",
             tables=[results.agreement_table(rankings)] if rankings else [],
-            figures=[named_figures.agreement_figure(ranking) for ranking in rankings],
+            figures=[page_figures.agreement_figure(ranking) for ranking in rankings],
         ),
         Section(
             "Components",
             tables=_present(map(studies.ablation_table, groups)),
-            figures=_present(map(named_figures.component_figure, groups)),
+            figures=_present(map(page_figures.component_figure, groups)),
         ),
         Section("Self-supervised tasks", tables=_present(map(studies.self_supervised_table, groups))),
         Section("Generative methods", tables=_present(map(studies.generative_table, groups))),
-        Section("Temperature", figures=[named_figures.temperature_figure(*one) for one in temperatures]),
+        Section("Temperature", figures=[page_figures.temperature_figure(*one) for one in temperatures]),
         *map(_features, groups),
         Section(
             "Confusion matrices",
-            inline.ABOUT_CONFUSION,
-            figures=_joined(map(named_figures.confusion_figures, groups)),
+            page_figures.ABOUT_CONFUSION,
+            figures=_joined(map(page_figures.confusion_figures, groups)),
             small=True,
         ),
         Section(
             "Accuracy matrices",
-            inline.ABOUT_ACCURACY_MATRIX,
-            figures=_joined(map(named_figures.accuracy_matrix_figures, groups)),
+            page_figures.ABOUT_ACCURACY_MATRIX,
+            figures=_joined(map(page_figures.accuracy_matrix_figures, groups)),
             small=True,
         ),
         Section(
             "Time",
             tables=[studies.time_table(group, group.reference(reference)) for group in several],
-            figures=[named_figures.time_figure(group) for group in several],
+            figures=[page_figures.time_figure(group) for group in several],
         ),
         Section("Size", tables=[studies.size_table(group) for group in groups]),
     ]
@@ -149,8 +148,8 @@ def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section
 
 def _features(group: RunGroup) -> Section:
     """Every group has a section of its own, because each has its own key."""
-    images, key = named_figures.feature_figures(group)
-    about = f"{inline.ABOUT_EMBEDDING} A color means the same class or task in all panels."
+    images, key = page_figures.feature_figures(group)
+    about = f"{page_figures.ABOUT_EMBEDDING} A color means the same class or task in all panels."
     if not key:
         about += " These runs have different orders of classes: the report of each has the key to its colors."
     return Section(f"Features, {group.title}", about, figures=images, small=True, key=key)
@@ -159,24 +158,18 @@ def _features(group: RunGroup) -> Section:
 def _values(collection: Collection, sections: Sequence[Section], beside: Path) -> dict[str, Any]:
     runs = collection.runs
     return {
-        "name": ", ".join(grid.name for grid in collection.grids) or "Comparison of runs",
-        "notices": collection.notices,
-        "summaries": [grid.file.summary for grid in collection.grids if grid.file.summary],
-        "groups": collection.groups,
+        "collection": collection,
+        "sections": sections,
+        "headline": headline,
         "runs": [(relative(run.path, beside), _link(run, beside), run, _command(run, beside)) for run in runs],
         "unfinished": [relative(path, beside) for path in collection.unfinished],
-        "missing": [(grid.name, missing) for grid in collection.grids if (missing := grid.missing())],
-        "headlines": [(group.title, headline(group)) for group in collection.groups],
-        "definitions": METRICS,
-        "sections": sections,
         "grids": [(grid, grid.command(beside)) for grid in collection.grids],
         "machines": _distinct(run.metrics.machine for run in runs),
         "versions": {
             name: _distinct(run.metrics.versions.get(name, "") for run in runs)
             for name in dict.fromkeys(name for run in runs for name in run.metrics.versions)
         },
-        "first": min(run.metrics.date for run in runs),
-        "last": max(run.metrics.date for run in runs),
+        "dates": sorted(run.metrics.date for run in runs),
     }
 
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -44,6 +43,16 @@ class Curve:
     style: Style
     deviations: Sequence[float] | None = None
     light: bool = False
+
+    @property
+    def percents(self) -> Cells:
+        """The values in percent."""
+        return 100 * np.asarray(self.values, dtype=float)
+
+    @property
+    def margins(self) -> Cells | None:
+        """The deviations in percent."""
+        return None if self.deviations is None else 100 * np.asarray(self.deviations, dtype=float)
 
 
 @dataclass(frozen=True)
@@ -89,32 +98,25 @@ def _figure_of_curves(curves: Sequence[Curve], along: str) -> tuple[Figure, Axes
 
 def _accuracy_limits(curves: Sequence[Curve]) -> tuple[float, float]:
     """The range of the values and their deviations in percent, with a margin, inside 0 to 102."""
-    values = np.concatenate([100 * np.asarray(curve.values, dtype=float) for curve in curves])
-    spreads = np.concatenate([100 * np.asarray(curve.deviations or [0.0] * len(curve.values)) for curve in curves])
-    known = np.isfinite(values)
-    if not known.any():
+    ends = [
+        curve.percents + sign * (0 if curve.margins is None else curve.margins)
+        for curve in curves
+        for sign in (-1, 1)
+    ]
+    known = np.concatenate(ends)
+    known = known[np.isfinite(known)]
+    if not known.size:
         return 0.0, 102.0
-    low, high = float((values - spreads)[known].min()), float((values + spreads)[known].max())
-    margin = max(2.0, 0.06 * (high - low))
-    return max(0.0, low - margin), min(102.0, high + margin)
+    margin = max(2.0, 0.06 * float(np.ptp(known)))
+    return max(0.0, float(known.min()) - margin), min(102.0, float(known.max()) + margin)
 
 
 def _draw_curve(axes: Axes, at: Sequence[int], curve: Curve) -> None:
-    values, style = 100 * np.asarray(curve.values), curve.style
-    axes.plot(
-        at,
-        values,
-        color=style.color,
-        linestyle=style.line,
-        marker=style.marker,
-        markersize=4 if curve.light else 5,
-        linewidth=1.2 if curve.light else 1.8,
-        alpha=0.5 if curve.light else 1.0,
-        clip_on=False,
-    )
-    if curve.deviations is not None:
-        deviations = 100 * np.asarray(curve.deviations)
-        axes.fill_between(at, values - deviations, values + deviations, color=style.color, alpha=0.15, linewidth=0)
+    size, width, alpha = (4, 1.2, 0.5) if curve.light else (5, 1.8, 1.0)
+    values, color = curve.percents, curve.style.color
+    axes.plot(at, values, **curve.style.options, markersize=size, linewidth=width, alpha=alpha, clip_on=False)
+    if (margin := curve.margins) is not None:
+        axes.fill_between(at, values - margin, values + margin, color=color, alpha=0.15, linewidth=0)
 
 
 def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
@@ -125,13 +127,11 @@ def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
         aside = 0.2 * (place - (len(curves) - 1) / 2) / len(curves)
         axes.errorbar(
             tasks + aside,
-            100 * np.asarray(curve.values),
-            yerr=None if curve.deviations is None else 100 * np.asarray(curve.deviations),
-            color=curve.style.color,
-            marker=curve.style.marker,
+            curve.percents,
+            yerr=curve.margins,
+            **curve.style.options,
             markersize=4.5,
             linewidth=0.9,
-            linestyle=curve.style.line,
             elinewidth=1.2,
             capsize=2.5,
         )
@@ -147,16 +147,9 @@ def slopes(methods: Sequence[Slope]) -> Figure:
     right = sorted(methods, key=lambda slope: -slope.ours)
     for slope in methods:
         theirs, ours = -left.index(slope), -right.index(slope)
-        axes.plot(
-            (0, 1),
-            (theirs, ours),
-            color=slope.style.color,
-            linestyle=slope.style.line,
-            linewidth=1.0 if slope.light else 2.0,
-            alpha=0.7 if slope.light else 1.0,
-            marker="o",
-            markersize=4,
-        )
+        width, alpha = (1.0, 0.7) if slope.light else (2.0, 1.0)
+        options = slope.style.options | {"marker": "o", "markersize": 4, "linewidth": width, "alpha": alpha}
+        axes.plot((0, 1), (theirs, ours), **options)
         text: dict[str, Any] = {"va": "center", "fontsize": TEXT, "color": INK, "parse_math": False}
         axes.text(-0.04, theirs, f"{slope.name}  {slope.theirs:.1f}", ha="right", **text)
         axes.text(1.04, ours, f"{slope.ours:.1f}  {slope.name}", ha="left", **text)
@@ -173,13 +166,11 @@ def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> F
     cells = np.full((tasks, tasks), np.nan)
     for step, row in enumerate(rows):
         cells[step, : len(row)] = 100 * np.asarray(row)
-    figure, axes = _figure(width, RATIO * width)
-    image = axes.imshow(cells, cmap=HEAT, norm=Normalize(0, 100), aspect="auto")
+    figure, axes = _heatmap(cells, Normalize(0, 100), width, "accuracy (%)", [0, 25, 50, 75, 100])
     ticks = _spaced(range(tasks), least=tasks / 26)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(ticks, [str(task + 1) for task in ticks])
     axes.set(xlabel="accuracy on task", ylabel="after task")
-    _color_bar(figure, axes, image, "accuracy (%)", [0, 25, 50, 75, 100])
     _write_cells(axes, cells, width, decimals=1, dark_above=60)
     return figure
 
@@ -191,17 +182,29 @@ def confusion_heatmap(
     table = np.asarray(counts, dtype=float)
     classes = len(table)
     shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    figure, axes = _figure(width, RATIO * width)
-    # the square root makes rare confusions visible
-    image = axes.imshow(shares, cmap=HEAT, norm=PowerNorm(0.5, 0, 100), interpolation="nearest", aspect="auto")
+    scale = PowerNorm(0.5, 0, 100)  # the square root makes rare confusions visible
+    label = "share of the true class (%)"
+    figure, axes = _heatmap(shares, scale, width, label, [0, 1, 5, 10, 25, 50, 75, 100])
     _tick_classes(axes, names[:classes])
     _bound_tasks(axes, classes_per_task)
     axes.set(xlabel="predicted class", ylabel="true class")
-    _color_bar(figure, axes, image, "share of the true class (%)", [0, 1, 5, 10, 25, 50, 75, 100])
     if classes <= COUNTED_CLASSES:
         some = np.where(shares > 0, shares, np.nan)  # zeros are not written
         _write_cells(axes, some, width, decimals=0, dark_above=36)
     return figure
+
+
+def _heatmap(cells: Cells, scale: Normalize, width: float, label: str, ticks: list[int]) -> tuple[Figure, Axes]:
+    """The cells as colors, with a color bar."""
+    figure, axes = _figure(width, RATIO * width)
+    image = axes.imshow(cells, cmap=HEAT, norm=scale, interpolation="nearest", aspect="auto")
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=ticks)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL, labelcolor=INK, length=0)
+    bar.set_label(label, fontsize=SMALL, color=INK)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return figure, axes
 
 
 def _tick_classes(axes: Axes, names: Sequence[str]) -> None:
@@ -345,15 +348,6 @@ def _add_legend(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -
     legend = figure.legend(lines, blank, loc="outside lower center", ncols=columns, handlelength=3, frameon=False)
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(parse_math=False, text=short(name, LEGEND_LETTERS), fontsize=SMALL, color=INK)
-
-
-def _color_bar(figure: Figure, axes: Axes, image: AxesImage, label: str, ticks: list[int]) -> None:
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=ticks)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=SMALL, labelcolor=INK, length=0)
-    bar.set_label(label, fontsize=SMALL, color=INK)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
 
 
 def _write_cells(axes: Axes, cells: Cells, width: float, decimals: int, dark_above: float) -> None:

@@ -9,21 +9,6 @@ from etag.experiments import yaml
 FILE = Path(__file__).with_name("layout.yaml")
 
 
-class SelfSupervisedTask(Options):
-    """A row of Table 3: the title of the task, and the run that uses it."""
-
-    title: str
-    run: str
-
-
-class Temperature(Options):
-    """Figure 6: runs METHOD-VARIANTx vary `option`; the method's own run has its configured value."""
-
-    method: str
-    variant: str
-    option: str
-
-
 class Layout(Options):
     """Names of methods and runs, by the part of the paper that shows them."""
 
@@ -34,8 +19,9 @@ class Layout(Options):
     detailed: list[str]
     ablations: list[str]
     figure5: list[str]
-    self_supervised: dict[str, SelfSupervisedTask]
-    temperature: Temperature
+    self_supervised: list[tuple[str, str, str]]
+    temperature_runs: str
+    temperature_option: str
 
 
 @cache

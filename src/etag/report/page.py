@@ -10,7 +10,7 @@ from etag.core.errors import EtagError
 from etag.core.files import write_atomically
 from etag.core.text import data_size, duration, exact_count, percent, short_count, task_sizes
 from etag.evaluation.metrics import METRICS
-from etag.report import inline
+from etag.report import page_figures
 from etag.report.features import some_embeddings
 from etag.report.losses import losses_by_phase
 from etag.report.records import Metrics, RunRecord, read_run
@@ -30,7 +30,7 @@ def write_run_report(run: Path) -> Path:
 def write_figure(figure: Figure, out: Path) -> Path:
     """Write a figure as .svg, .pdf or .png, as the name of the file says; returns its path."""
     check_figure_name(out)
-    return write_file(out, inline.drawn(figure, out.suffix[1:]))
+    return write_file(out, page_figures.drawn(figure, out.suffix[1:]))
 
 
 def check_figure_name(out: Path) -> None:
@@ -50,6 +50,7 @@ def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
         lstrip_blocks=True,
     )
     environment.filters |= {function.__name__: function for function in FILTERS}
+    environment.globals["definitions"] = METRICS
     return write_file(path, environment.get_template(template).render(values))
 
 
@@ -69,14 +70,13 @@ def _run_values(record: RunRecord) -> dict[str, Any]:
     return {
         "metrics": metrics,
         "tiles": _tiles(metrics),
-        "definitions": METRICS,
-        "accuracy_curve": inline.accuracy_curve(metrics),
-        "accuracy_matrix": inline.accuracy_matrix(metrics),
-        "confusion": inline.confusion_matrix(metrics),
+        "accuracy_curve": page_figures.accuracy_curve(metrics),
+        "accuracy_matrix": page_figures.accuracy_matrix(metrics),
+        "confusion": page_figures.confusion_matrix(metrics),
         "features": features,
         "features_key": key,
-        "losses": [inline.phase_losses(losses) for losses in losses_by_phase(record.steps)],
-        "generated": [inline.generated_images(image, task) for task, image in record.generated.items()],
+        "losses": [page_figures.phase_losses(losses) for losses in losses_by_phase(record.steps)],
+        "generated": [page_figures.generated_images(image, task) for task, image in record.generated.items()],
         "parts": list(dict.fromkeys([*metrics.parameters_by_part, *metrics.stored_bytes_by_part])),
         "config": record.config,
     }
@@ -93,15 +93,15 @@ def _tiles(metrics: Metrics) -> list[tuple[str, str, str]]:
     ]
 
 
-def _features(record: RunRecord) -> tuple[list[inline.InlineFigure], inline.Key]:
+def _features(record: RunRecord) -> tuple[list[page_figures.InlineFigure], page_figures.Key]:
     """The t-SNE after the last task with saved features; and after each of them, if there are several."""
     by_task = some_embeddings(record)
     if not by_task:
         return [], []
     metrics, last = record.metrics, max(by_task)
-    place, key = inline.class_key(range(metrics.classes), metrics)
-    found = [inline.embedding_scatter(by_task[last], metrics, last)]
+    place, key = page_figures.class_key(range(metrics.classes), metrics)
+    found = [page_figures.embedding_scatter(by_task[last], metrics, last)]
     if len(by_task) > 1:
         title, caption = method_title(metrics.method), "The same after several tasks, each laid out anew."
-        found.append(inline.embedding_panels(title, by_task, place, key, caption))
+        found.append(page_figures.embedding_panels(title, by_task, place, key, caption))
     return found, key

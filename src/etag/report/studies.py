@@ -38,12 +38,12 @@ def ablation_table(group: RunGroup) -> Table | None:
 
 def self_supervised_table(group: RunGroup) -> Table | None:
     """The paper's Table 3."""
-    tasks = {key: task for key, task in layout().self_supervised.items() if task.run in group.members}
-    members = [group.members[task.run] for task in tasks.values()]
+    tasks = [task for task in layout().self_supervised if task[-1] in group.members]
+    members = [group.members[run] for _, _, run in tasks]
     if not any(member.is_variant for member in members):
         return None
-    columns = _beside_the_paper(members, [number_cell(printed().self_supervised[key]) for key in tasks])
-    titles = [task.title for task in tasks.values()]
+    columns = _beside_the_paper(members, [number_cell(printed().self_supervised[key]) for key, _, _ in tasks])
+    titles = [title for _, title, _ in tasks]
     return member_table("self-supervised", group, members, columns, [EQUAL_TASKS], "self-supervised task", titles)
 
 
@@ -66,24 +66,15 @@ def _beside_the_paper(members: Sequence[MethodRuns], theirs: Sequence[Cell]) -> 
 
 def by_temperature(group: RunGroup) -> dict[float, MethodRuns]:
     """Runs of the paper's method by temperature, rising: its variants, and the method itself with its own value."""
-    shape = layout().temperature
-    pattern = re.compile(rf"{re.escape(shape.method)}-{re.escape(shape.variant)}(\d+(?:\.\d+)?)")
+    pattern = re.compile(rf"{re.escape(layout().temperature_runs)}(\d+(?:\.\d+)?)")
     found = {float(m[1]): member for label, member in group.members.items() if (m := pattern.fullmatch(label))}
-    own = _own_temperature(group)
-    if found and own is not None:
-        found.setdefault(own, group.members[shape.method])
+    for main in group.some([layout().main]) if found else []:
+        value = yaml.parse(main.runs[0].config, str(main.runs[0].path / "config.yaml"))
+        for key in layout().temperature_option.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, int | float):
+            found.setdefault(float(value), main)
     return dict(sorted(found.items()))
-
-
-def _own_temperature(group: RunGroup) -> float | None:
-    shape = layout().temperature
-    if shape.method not in group.members:
-        return None
-    run = group.members[shape.method].runs[0]
-    value = yaml.parse(run.config, str(run.path / "config.yaml"))
-    for key in shape.option.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return float(value) if isinstance(value, int | float) else None
 
 
 def time_table(group: RunGroup, reference: MethodRuns | None) -> Table:
