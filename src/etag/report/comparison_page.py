@@ -90,7 +90,7 @@ def _write_table(table: Table, folder: Path) -> None:
 
 
 def _write_figure(image: InlineFigure, folder: Path) -> None:
-    write_file(folder / f"{image.name}.csv", rows_csv(image.data))
+    write_file(folder / f"{image.name}.csv", rows_csv(image.rows))
     if image.figure is not None:
         for ending in ("svg", "png"):
             write_figure(image.figure, folder / f"{image.name}.{ending}")

@@ -91,16 +91,6 @@ class RunGroup:
         """The title in names of files."""
         return re.sub(r"[^\w.-]+", "-", self.title).strip("-")
 
-    @property
-    def methods(self) -> list[MethodRuns]:
-        """Members without a variant."""
-        return [member for member in self.all if not member.is_variant]
-
-    @property
-    def competing(self) -> list[MethodRuns]:
-        """All members but bounds."""
-        return [member for member in self.all if not member.is_bound]
-
     def some(self, labels: Iterable[str]) -> list[MethodRuns]:
         """The members with these labels, as far as there are any."""
         return [self.members[label] for label in labels if label in self.members]
@@ -119,7 +109,8 @@ class RunGroup:
         without a name the paper's main method, or else the one with the highest A that competes."""
         if name is not None:
             return next((m for m in self.all if name in (m.label, m.title)), None)
-        return self.members.get(layout().main) or best_first(self.competing or self.all)[0]
+        competing = [member for member in self.all if not member.is_bound]
+        return self.members.get(layout().main) or best_first(competing or self.all)[0]
 
 
 def best_first(members: Iterable[MethodRuns]) -> list[MethodRuns]:

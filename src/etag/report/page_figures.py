@@ -27,7 +27,7 @@ DOTS_PER_INCH = 190  # sharp on a screen of double density
 GENERATED_WIDTH = 400  # CSS pixels, about: whole pixels stay sharp
 COLORS = 256  # of a raster image: halves its size, and the difference cannot be seen
 LINES = 12  # in one figure of curves; more are spread over several figures
-Rows = list[list[object]]
+Rows = Sequence[Sequence[object]]
 Key = list[tuple[Style, str]]  # what the colors of a figure stand for
 
 ABOUT_ACCURACY_MATRIX = "Accuracy on each task (columns) after each task (rows), among all classes seen so far."
@@ -51,19 +51,19 @@ class InlineFigure:
     height: int
     figure: Figure | None = None  # the drawing, if it is one
     name: str = ""  # of its files, without ending
-    data: Sequence[Sequence[object]] = ()  # the rows of its CSV file
+    rows: Rows = ()  # of its CSV file
 
 
-def vector(figure: Figure, alt: str, caption: str) -> InlineFigure:
+def vector(figure: Figure, alt: str, caption: str, rows: Rows = ()) -> InlineFigure:
     """A figure as SVG: for lines and letters."""
-    return _inline(figure, "image/svg+xml", drawn(figure, "svg", transparent=True), alt, caption)
+    return _inline(figure, "image/svg+xml", drawn(figure, "svg", transparent=True), alt, caption, rows)
 
 
-def raster(figure: Figure, alt: str, caption: str) -> InlineFigure:
+def raster(figure: Figure, alt: str, caption: str, rows: Rows = ()) -> InlineFigure:
     """A figure as PNG: for thousands of points or cells, which would make a large SVG."""
     packed = BytesIO()
     Image.open(BytesIO(drawn(figure, "png"))).convert("RGB").quantize(COLORS).save(packed, "png", optimize=True)
-    return _inline(figure, "image/png", packed.getvalue(), alt, caption)
+    return _inline(figure, "image/png", packed.getvalue(), alt, caption, rows)
 
 
 def drawn(figure: Figure, kind: str, transparent: bool = False) -> bytes:
@@ -77,9 +77,9 @@ def drawn(figure: Figure, kind: str, transparent: bool = False) -> bytes:
     return buffer.getvalue()
 
 
-def _inline(figure: Figure, kind: str, data: bytes, alt: str, caption: str) -> InlineFigure:
+def _inline(figure: Figure, kind: str, data: bytes, alt: str, caption: str, rows: Rows) -> InlineFigure:
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
-    return InlineFigure(_uri(kind, data), alt, caption, width, height, figure)
+    return InlineFigure(_uri(kind, data), alt, caption, width, height, figure, rows=rows)
 
 
 def _uri(kind: str, data: bytes) -> str:
@@ -112,22 +112,25 @@ def accuracy_curve(metrics: Metrics) -> InlineFigure:
 
 def accuracy_matrix(metrics: Metrics, among: str | None = None) -> InlineFigure:
     """The accuracy matrix of one run; `among` is its title among several, and makes it smaller."""
+    tasks = range(1, metrics.tasks + 1)
     last = ", ".join(map(percent, metrics.accuracies[-1]))
     return raster(
         figures.accuracy_heatmap(metrics.accuracies, _width(among)),
         f"Accuracy matrix of {among or _name(metrics)}; last row, in percent for each task: {last}.",
         among or ABOUT_ACCURACY_MATRIX,
+        [["after task", *tasks], *([task, *row] for task, row in zip(tasks, metrics.accuracies, strict=True))],
     )
 
 
 def confusion_matrix(metrics: Metrics, among: str | None = None) -> InlineFigure:
     """The confusion matrix after the last task."""
-    names, sizes = metrics.class_names, metrics.classes_per_task
+    names = metrics.class_names[: metrics.classes]
     return raster(
-        figures.confusion_heatmap(metrics.confusion, names, sizes, _width(among)),
+        figures.confusion_heatmap(metrics.confusion, names, metrics.classes_per_task, _width(among)),
         f"Confusion matrix of {among or _name(metrics)} over {metrics.classes} classes; "
         f"{percent(metrics.values['last_accuracy'])} % of predictions are correct. {_most_confused(metrics)}",
         among or ABOUT_CONFUSION,
+        [["true class", *names], *([name, *row] for name, row in zip(names, metrics.confusion, strict=True))],
     )
 
 
@@ -201,7 +204,7 @@ def accuracy_figures(group: RunGroup) -> list[InlineFigure]:
     Where that is too much for one figure: all methods; the methods of the paper's Figure 3; each method that has
     variants, with these.
     """
-    methods = group.methods
+    methods = [member for member in group.all if not member.is_variant]
     if len(group.members) <= LINES:
         return [_curves("accuracy", group, group.all)]
     found = [_curves("accuracy", group, methods)] if methods else []
@@ -229,21 +232,23 @@ def _curves(kind: str, group: RunGroup, members: Sequence[MethodRuns]) -> Inline
         figures.accuracy_curves(group.metrics.seen, curves),
         f"Line chart of accuracy against classes seen; weighted, in percent after the last task: {ends}.",
         f"Accuracy over all classes seen, after each task (weighted: every class counts the same).{bands}",
+        _curve_rows(group, curves),
     )
-    return _named(kind, group, figure, _curve_rows(group, curves))
+    return _named(kind, group, figure)
 
 
 def time_figure(group: RunGroup) -> InlineFigure:
     """Training time of every method and variant."""
     bars = [member.bar(style) for member, style in styled(group.all)]
+    rows = [[bar.name, task, round(s, 3)] for bar in bars for task, s in enumerate(bar.seconds, start=1)]
     totals = "; ".join(f"{bar.name} {duration(sum(bar.seconds))}" for bar in bars)
     figure = vector(
         figures.time_bars(bars),
         f"Bar chart of training time: {totals}.",
         "Training time, all tasks together; each piece of a bar is one task.",
+        [["method", "task", "seconds"], *rows],
     )
-    rows: Rows = [[bar.name, task, round(s, 3)] for bar in bars for task, s in enumerate(bar.seconds, start=1)]
-    return _named("time", group, figure, [["method", "task", "seconds"], *rows])
+    return _named("time", group, figure)
 
 
 def temperature_figure(group: RunGroup, by_tau: dict[float, MethodRuns]) -> InlineFigure:
@@ -260,12 +265,13 @@ def temperature_figure(group: RunGroup, by_tau: dict[float, MethodRuns]) -> Inli
         f"Accuracy of {title} against classes seen for several temperatures; in percent after the last task: {ends}.",
         f"{title}’s accuracy over all classes seen (weighted), by τ of Eq. (4). Bars: one standard deviation over "
         "seeds.",
+        _curve_rows(group, curves),
     )
-    return _named("temperature", group, figure, _curve_rows(group, curves))
+    return _named("temperature", group, figure)
 
 
 def _curve_rows(group: RunGroup, curves: Sequence[figures.Curve]) -> Rows:
-    rows: Rows = [["curve", "task", "classes seen", "accuracy (%)", "std"]]
+    rows: list[list[object]] = [["curve", "task", "classes seen", "accuracy (%)", "std"]]
     for curve in curves:
         for task, (classes, value) in enumerate(zip(group.metrics.seen, curve.values, strict=True)):
             deviation = "" if curve.deviations is None else round(100 * curve.deviations[task], 4)
@@ -279,6 +285,7 @@ def agreement_figure(ranking: Ranking) -> InlineFigure:
         figures.Slope(member.title, theirs, member.spread().mean, style, member.label != layout().main)
         for (member, style), theirs in zip(styled(ranking.members), ranking.theirs, strict=True)
     ]
+    rows = [[m.method, s.theirs, round(s.ours, 4)] for m, s in zip(ranking.members, slopes, strict=True)]
     found = ranking.agreement
     interval = "" if found.interval is None else f" ({' to '.join(fixed(end, 2) for end in found.interval)})"
     words = ", ".join(f"{s.name} {fixed(s.theirs, 1)} and {fixed(s.ours, 1)}" for s in slopes)
@@ -286,31 +293,21 @@ def agreement_figure(ranking: Ranking) -> InlineFigure:
         figures.slopes(slopes),
         f"Slope chart of {len(slopes)} methods; the paper’s A and ours in percent: {words}.",
         f"The paper’s ranking ({ranking.column}) and ours; Kendall’s tau-b {fixed(found.tau, 2)}{interval}.",
+        [["method", "paper A", "our A"], *rows],
     )
-    rows: Rows = [[m.method, s.theirs, round(s.ours, 4)] for m, s in zip(ranking.members, slopes, strict=True)]
-    return _named("agreement", ranking.group, figure, [["method", "paper A", "our A"], *rows])
+    return _named("agreement", ranking.group, figure)
 
 
 def confusion_figures(group: RunGroup) -> list[InlineFigure]:
     """The confusion matrix of one run of each method that is shown in detail."""
-    found = []
-    for title, run in representatives(group.detailed):
-        names = run.metrics.class_names[: run.metrics.classes]
-        rows: Rows = [[name, *row] for name, row in zip(names, run.metrics.confusion, strict=True)]
-        figure = confusion_matrix(run.metrics, title)
-        found.append(_named(f"confusion-{_label(group, run)}", group, figure, [["true class", *names], *rows]))
-    return found
+    runs = representatives(group.detailed)
+    return [_named("confusion", group, confusion_matrix(run.metrics, title), run) for title, run in runs]
 
 
 def accuracy_matrix_figures(group: RunGroup) -> list[InlineFigure]:
     """The accuracy matrix of one run of each method that is shown in detail."""
-    found = []
-    for title, run in representatives(group.detailed):
-        rows: Rows = [[task, *row] for task, row in enumerate(run.metrics.accuracies, start=1)]
-        head = ["after task", *range(1, run.metrics.tasks + 1)]
-        figure = accuracy_matrix(run.metrics, title)
-        found.append(_named(f"matrix-{_label(group, run)}", group, figure, [head, *rows]))
-    return found
+    runs = representatives(group.detailed)
+    return [_named("matrix", group, accuracy_matrix(run.metrics, title), run) for title, run in runs]
 
 
 def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
@@ -322,24 +319,22 @@ def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
         return [], []
     labels = {label for *_, by_task in found for one in by_task.values() for label in one.labels}
     place, key = class_key(labels, found[0][1].metrics)
-    drawn = []
+    images = []
     for title, run, by_task in found:
-        rows: Rows = [
+        rows = [
             [task, run.metrics.class_names[label], *point]
             for task, one in by_task.items()
             for point, label in zip(one.points, one.labels, strict=True)
         ]
-        figure = embedding_panels(title, by_task, place, key)
-        drawn.append(_named(f"tsne-{_label(group, run)}", group, figure, [["task", "class", "x", "y"], *rows]))
+        image = replace(embedding_panels(title, by_task, place, key), rows=[["task", "class", "x", "y"], *rows])
+        images.append(_named("tsne", group, image, run))
     orders = {tuple(run.metrics.class_names) for _, run, _ in found}
-    return drawn, key if len(orders) == 1 else []
+    return images, key if len(orders) == 1 else []
 
 
-def _label(group: RunGroup, run: RunRecord) -> str:
-    label = next(member.label for member in group.all if any(run is own for own in member.runs))
-    return label.replace("/", "-")
-
-
-def _named(kind: str, group: RunGroup, figure: InlineFigure, rows: Rows) -> InlineFigure:
-    """The figure with the name of its files, its data, and the group in its caption."""
-    return replace(figure, name=f"{kind}-{group.slug}", caption=f"{group.title}: {figure.caption}", data=rows)
+def _named(kind: str, group: RunGroup, figure: InlineFigure, run: RunRecord | None = None) -> InlineFigure:
+    """The figure with the name of its files, and with the group in its caption; `run` is the one that it shows, if it
+    shows only one."""
+    labels = [member.label.replace("/", "-") for member in group.all if any(run is own for own in member.runs)]
+    name = "-".join([kind, *labels, group.slug])
+    return replace(figure, name=name, caption=f"{group.title}: {figure.caption}")

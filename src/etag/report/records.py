@@ -65,8 +65,8 @@ class Metrics(BaseModel):
             if any(None in row[: step + 1] for step, row in enumerate(rows)):
                 raise ValueError(f"{name} lacks a number on or below its diagonal")
         _check_square("confusion", self.confusion, self.classes)
-        by_task = ["step_accuracy_weighted", "step_accuracy_plain", "train_seconds", "test_seconds"]
-        for name in ["classes_in_task"] * bool(self.classes_in_task) + by_task:
+        optional = ("classes_in_task",) if self.classes_in_task else ()
+        for name in (*optional, "step_accuracy_weighted", "step_accuracy_plain", "train_seconds", "test_seconds"):
             if len(getattr(self, name)) != self.tasks:
                 raise ValueError(f"{name} must have one value for each of the {self.tasks} tasks")
         if len(self.class_names) < self.classes:

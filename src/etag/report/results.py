@@ -78,7 +78,7 @@ def _printed(group: RunGroup, letter: str) -> list[Cell]:
 
 def _ranks(group: RunGroup, metric: Metric) -> dict[str, int]:
     """The best and the second-best member by label, bounds excepted. Values that are written alike are equal."""
-    means = {member.label: member.spread(metric.name).mean for member in group.competing}
+    means = {member.label: member.spread(metric.name).mean for member in group.all if not member.is_bound}
     written = {label: float(fixed(mean, 2)) for label, mean in means.items() if math.isfinite(mean)}
     if len(written) < 2:
         return {}
@@ -147,7 +147,7 @@ class Ranking:
 
 def ranking(group: RunGroup) -> Ranking | None:
     """The two rankings, if the group stands for a column of the paper and has at least three of its methods."""
-    members = [m for m in group.methods if m.method in printed().methods and not m.is_bound]
+    members = [m for m in group.all if m.label in printed().methods and not m.is_bound]
     return Ranking(group, group.column, members) if group.column and len(members) > 2 else None
 
 
