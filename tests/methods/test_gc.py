@@ -9,7 +9,7 @@ from etag.core.random import Placement, Stream
 from etag.core.work import ParameterGroup, Phase
 from etag.data.batches import ClassBatches
 from etag.engine.engine import Engine
-from etag.methods.parts.class_vaes import ClassVAEObjective
+from etag.methods.gc import ClassVAEObjective
 from etag.models.answers import LikelihoodRule
 from etag.models.class_vaes import ClassVAEs
 from etag.models.initial import build

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.methods.copies import copies
 
-from etag.evaluation.leakage import copies
 from etag.methods.base import ROLES
 from etag.methods.registry import METHODS
 
