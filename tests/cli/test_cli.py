@@ -50,7 +50,7 @@ def test_lists_are_tables_for_people_and_json_for_programs(command, names, folde
 
 def test_methods_json_describes_every_option(folder):
     methods = {entry["name"]: entry for entry in json.loads(etag("methods", "--json", cwd=folder).stdout)}
-    assert methods["etag"]["options"]["properties"]["ratio"]["description"]
+    assert methods["etag"]["options"]["properties"]["lambda_l2"]["description"]
     assert methods["joint"]["all_data"]
     assert not methods["etag"]["exemplars"]
 
