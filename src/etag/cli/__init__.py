@@ -66,7 +66,7 @@ def run(
     try:
         metrics = execute(config, where, restart, verbose=True)
     except KeyboardInterrupt as stopped:
-        typer.echo(f"interrupted: the same command goes on in '{where}' from the last checkpoint.", err=True)
+        typer.echo(f"interrupted: the same command resumes in '{where}' from the last checkpoint.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
     if is_follower():
         return
