@@ -123,7 +123,7 @@ def test_control_c_ends_with_130_and_no_traceback(folder):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert "the same command goes on in 'interrupted'" in errors
+    assert "the same command resumes in 'interrupted'" in errors
 
 
 def test_the_python_interface_does_what_the_command_does(folder):
