@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.evaluation.embedding import LEAST_ROWS, pick_rows, rows_of_some, tsne
+from etag.evaluation.embedding import LEAST_ROWS, pick_rows, tsne
 
 LABELS = torch.tensor([2, 0, 1, 0, 2, 2, 0, 1, 1, 2])
 
@@ -38,9 +38,3 @@ def test_the_least_number_of_rows_is_enough():
 def test_equal_rows_and_single_features_have_points_too():
     assert tsne(np.ones((5, 3)), seed=0) == [[0.0, 0.0]] * 5
     assert np.isfinite(tsne(np.arange(6.0).reshape(6, 1), seed=0)).all()
-
-
-def test_some_classes_of_each_task():
-    labels = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4])
-    assert rows_of_some(labels, [3, 1, 1], classes=2, images=1).tolist() == [0, 1, 3, 4]
-    assert rows_of_some(labels, [3], classes=5, images=9).tolist() == [0, 5, 1, 6, 2, 7]

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.classification import cross_entropy, new_cross_entropy_weights, weighted_cross_entropy
+from etag.losses.classification import cross_entropy, weighted_cross_entropy
 
 LOGITS = 3 * torch.randn(6, 7, dtype=torch.float64, generator=Stream.root(0).generator())
 
@@ -57,21 +57,6 @@ def test_cross_entropy_of_extreme_logits_is_finite():
     wrong.backward()
     assert wrong == 1e4
     assert logits.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("ratio", "normalize", "ce", "replay"),
-    [
-        (5.0, False, 1, 5),
-        (5.0, True, 1 / 6, 5 / 6),
-        (0.0, False, 1, 0),
-        (0.0, True, 1, 0),
-        (2.5, True, 1 / 3.5, 2.5 / 3.5),
-    ],
-)
-def test_equation_5_weights_replay_by_lambda(ratio, normalize, ce, replay):
-    assert new_cross_entropy_weights(ratio, normalize) == pytest.approx({"ce": ce, "replay": replay})
-    assert new_cross_entropy_weights(ratio) == {"ce": 1, "replay": ratio}  # the paper
 
 
 def test_weighted_cross_entropy_weights_each_row(naive):

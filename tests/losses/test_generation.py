@@ -6,7 +6,6 @@ import torch
 from etag.core.random import Stream
 from etag.losses.generation import (
     critic_loss,
-    generator_weights,
     gradient_penalty,
     prior_divergence,
     reparameterize,
@@ -93,32 +92,6 @@ def test_squared_error_and_its_gradient_are_zero_for_equal_features():
     loss.backward()
     assert loss == 0
     assert torch.count_nonzero(generated.grad) == 0
-
-
-# -- Eqs. (6), (10) --------------------------------------------------------------------------------
-
-
-def test_equation_6_is_a_plain_sum():
-    plain = {"kl": 1, "recon": 1, "guide": 1, "guide_old": 0, "match": 0}
-    assert generator_weights(0.0) == plain  # the base task: there is no old generator to match
-    assert generator_weights(0.0, 5.0) == plain
-    assert generator_weights(0.0, 0.0, normalize=True, guide_old=True) == plain  # in the release too
-
-
-@pytest.mark.parametrize(
-    ("options", "guide", "guide_old"),
-    [
-        ({}, 1, 0),
-        ({"normalize": True}, 1 / 6, 0),
-        ({"guide_old": True}, 1, 5 / 6),
-        ({"normalize": True, "guide_old": True}, 1 / 6, 5 / 6),
-    ],
-)
-def test_equation_10_weights_the_match_with_the_old_generator_by_lambda(options, guide, guide_old):
-    weights = generator_weights(0.7, 5.0, **options)
-    assert weights == pytest.approx({"kl": 1, "recon": 1, "guide": guide, "guide_old": guide_old, "match": 0.7})
-    unguided = generator_weights(0.7, 5.0, guidance=False, **options)
-    assert unguided == pytest.approx({"kl": 1, "recon": 1, "guide": 0, "guide_old": 0, "match": 0.7})
 
 
 def test_sampled_divergence_is_log_q_minus_log_p_and_unbiased():

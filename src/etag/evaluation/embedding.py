@@ -1,7 +1,5 @@
 """Features in two dimensions, for figures: which rows to take, and t-SNE."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,17 +14,6 @@ def pick_rows(labels: Tensor, limit: int) -> Tensor:
     classes = sorted(set(labels.tolist()))[:limit]
     share = limit // len(classes)
     return torch.cat([(labels == label).nonzero().flatten()[:share] for label in classes])
-
-
-def rows_of_some(labels: Tensor, classes_per_task: Sequence[int], classes: int, images: int) -> Tensor:
-    """Indices of the first `images` rows of the first `classes` classes of each task."""
-    firsts = [sum(classes_per_task[:task]) for task in range(len(classes_per_task))]
-    some = [
-        first + number
-        for first, size in zip(firsts, classes_per_task, strict=True)
-        for number in range(min(classes, size))
-    ]
-    return torch.cat([(labels == label).nonzero().flatten()[:images] for label in some])
 
 
 def tsne(features: npt.ArrayLike, seed: int) -> list[list[float]]:

@@ -76,11 +76,6 @@ class PlannedRun:
     config: RunConfig
     command: str  # does the same run on its own
 
-    @property
-    def candidate(self) -> bool:
-        """Whether it only tries values for a search."""
-        return self.name.startswith("search/")
-
 
 @dataclass(frozen=True)
 class Grid:

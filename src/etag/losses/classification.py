@@ -12,12 +12,3 @@ def cross_entropy(logits: Tensor, labels: Tensor, first: int = 0, end: int | Non
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, first: int, end: int) -> Tensor:
     """Return `cross_entropy` with one weight per row; the weighted sum is divided by the number of rows."""
     return (weights * functional.cross_entropy(logits[:, first:end], labels - first, reduction="none")).mean()
-
-
-def new_cross_entropy_weights(lambda_ce: float, normalize: bool = False) -> dict[str, float]:
-    """Eq. (5): weights of the cross-entropies on new data (`ce`) and on replayed features (`replay`).
-
-    `normalize` divides both by 1 + lambda_ce, as the authors' release does.
-    """
-    scale = 1 / (1 + lambda_ce) if normalize else 1.0
-    return {"ce": scale, "replay": lambda_ce * scale}

@@ -45,26 +45,6 @@ def pixel_cross_entropy(generated: Tensor, target: Tensor) -> Tensor:
     return functional.binary_cross_entropy(generated, target, reduction="sum") / len(generated)
 
 
-def generator_weights(
-    lambda_vae: float, ratio: float = 0.0, guidance: bool = True, normalize: bool = False, guide_old: bool = False
-) -> dict[str, float]:
-    """Eq. (10), `eq:11`: weights of the generator's terms; with lambda_vae = ratio = 0 (base task) this is Eq. (6).
-
-    `guide` is the third line of Eq. (6), the cross-entropy of the frozen classifier on generated features; without
-    `guidance` the generator is trained as a plain conditional VAE. The authors' release divides `guide` by 1 + ratio
-    (`normalize`) and applies it to generated features of old classes too (`guide_old`). `match` is Eq. (7).
-    """
-    share = 1 / (1 + ratio)
-    guide, old = (share if normalize else 1.0), (1 - share) * guide_old
-    return {
-        "kl": 1.0,
-        "recon": 1.0,
-        "guide": guide * guidance,
-        "guide_old": old * guidance,
-        "match": lambda_vae,
-    }
-
-
 def critic_loss(real_scores: Tensor, generated_scores: Tensor) -> Tensor:
     """Wasserstein critic loss: its mean score of generated features minus its mean score of real ones."""
     return generated_scores.mean() - real_scores.mean()
