@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,7 +75,7 @@ def _read_official(folder: Path) -> list[Part]:
     """Read the three pickles of the official archive; code in them is refused, never run."""
     path = folder / FOLDER if (folder / FOLDER / "train").exists() else folder / ARCHIVE
     try:
-        contents = _from_folder(path) if path.is_dir() else _from_archive(path)
+        contents = _unpickled(path)
         names = tuple(name.decode() for name in contents["meta"][b"fine_label_names"])
         return [
             (_images(np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32), content[b"fine_labels"]), names)
@@ -84,22 +85,16 @@ def _read_official(folder: Path) -> list[Part]:
         raise _unreadable(path, error) from error
 
 
-def _from_folder(path: Path) -> dict[str, Any]:
+def _unpickled(path: Path) -> dict[str, Any]:
+    """Return what the three files of a folder or an archive hold, by name."""
     contents = {}
-    for name in ("train", "test", "meta"):
-        with (path / name).open("rb") as file:
-            contents[name] = _PlainUnpickler(file).load()
-    return contents
-
-
-def _from_archive(path: Path) -> dict[str, Any]:
-    contents = {}
-    with tarfile.open(path) as archive:
+    with nullcontext() if path.is_dir() else tarfile.open(path) as archive:
         for name in ("train", "test", "meta"):
-            file = archive.extractfile(f"{FOLDER}/{name}")
+            file = archive.extractfile(f"{FOLDER}/{name}") if archive else (path / name).open("rb")
             if file is None:
                 raise KeyError(f"{name} is missing")
-            contents[name] = _PlainUnpickler(file).load()
+            with file:
+                contents[name] = _PlainUnpickler(file).load()
     return contents
 
 
