@@ -13,7 +13,7 @@ images = images.reshape(-1, 8, 8) / 16  # fractions from 0 to 1
 X, X_test, y, y_test = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
 
 settings = {
-    "data.flip": False,  # a mirrored digit is no digit
+    "data.flip": False,  # a mirrored digit is not a digit
     "method.generator.train.steps": 300,
     "method.refit.steps": 300,
 }
@@ -24,6 +24,6 @@ for classes in ([0, 1, 2, 3], [4, 5], [6, 7]):
     print(f"knows {model.classes_.tolist()}: {model.score(X_test[tested], y_test[tested]):.1%} right")
 
 with TemporaryDirectory() as home:
-    model.save(f"{home}/digits")  # a bundle: `etag predict` takes it too
+    model.save(f"{home}/digits")  # a model directory: `etag predict` and `etag learn` accept it too
     again = IncrementalClassifier.load(f"{home}/digits")
     print(again.predict(X_test[:5]).tolist(), "are", y_test[:5].tolist())

@@ -1,6 +1,6 @@
 """Folders of images: learn the classes of one, then those of another, then recognize.
 
-python examples/folders.py [FIRST SECOND LABELLED]     without any, digits are written as folders and learned
+python examples/folders.py [FIRST SECOND LABELED]     without folders, digits are written as folders and learned
 """
 
 import sys

@@ -1,5 +1,7 @@
-"""A backbone of one's own: a few patch mixers. Run it by `etag run --plugin examples/patches.py --set
-model.backbone=patches`, with any method: the stages are what embedding distillation looks at."""
+"""A backbone of your own: a few patch mixers. It works with any method, because it has stages.
+
+etag run --plugin examples/patches.py --set model.backbone=patches
+"""
 
 from torch import Tensor, nn
 
@@ -8,7 +10,7 @@ from etag.models.modules import Modules
 
 
 class Mixer(nn.Module):
-    """Pixels of a channel are mixed, then the channels of a pixel; the input is added."""
+    """Mixes the pixels of each channel, then the channels of each pixel, and adds the input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -17,7 +19,7 @@ class Mixer(nn.Module):
         self.channels = nn.Conv2d(width, width, 1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """The same shape."""
+        """Maps of the same shape."""
         return maps + self.channels(self.norm(self.space(maps)).relu())
 
 
@@ -39,5 +41,5 @@ class Patches(Backbone):
 
 @BACKBONES.add("patches")
 def patches(options: ModelOptions, channels: int, _: int) -> Backbone:
-    """64 channels if no width is given."""
+    """A backbone of `model.width` channels; 64 if it is not set."""
     return Patches(channels, options.width or 64)

@@ -113,7 +113,7 @@ def test_files_that_cannot_be_read_do_not_stop_the_rest(learned, digits_folder, 
     assert done.returncode == 1
     assert [row["path"] for row in csv.DictReader(io.StringIO(done.stdout))] == good
     assert f"{tmp_path / 'bad.png'} cannot be read: not an image." in done.stderr
-    assert f"{tmp_path / 'missing.png'} cannot be read: no longer there." in done.stderr
+    assert f"{tmp_path / 'missing.png'} cannot be read: file not found." in done.stderr
 
 
 def test_what_is_unlike_all_classes_can_be_rejected(learned, digits_folder):

@@ -16,10 +16,10 @@ LABELS = torch.tensor([5, 0, 2])
 
 def test_image_k_rotated_r_times_is_row_3r_plus_k():
     result = ROTATIONS.of(IMAGES, LABELS)
-    assert result.rows.shape == (12, 2, 4, 4)
+    assert result.inputs.shape == (12, 2, 4, 4)
     for k in range(3):
         for r in range(4):
-            assert np.array_equal(result.rows[3 * r + k], np.rot90(IMAGES[k].numpy(), r, axes=(1, 2)))
+            assert np.array_equal(result.inputs[3 * r + k], np.rot90(IMAGES[k].numpy(), r, axes=(1, 2)))
 
 
 def test_the_label_of_rotation_r_is_4y_plus_r():
@@ -28,29 +28,29 @@ def test_the_label_of_rotation_r_is_4y_plus_r():
 
 def test_of_returns_the_images_first_and_uses_all_rows_as_views():
     result = ROTATIONS.of(IMAGES, LABELS)
-    assert result.images == 3
-    assert result.picked is None
-    assert torch.equal(result.rows[:3], IMAGES)
+    assert result.image_count == 3
+    assert result.selected is None
+    assert torch.equal(result.inputs[:3], IMAGES)
 
 
 def test_views_are_in_channels_last_order():
-    assert ROTATIONS.of(IMAGES, LABELS).rows.is_contiguous(memory_format=torch.channels_last)
+    assert ROTATIONS.of(IMAGES, LABELS).inputs.is_contiguous(memory_format=torch.channels_last)
     chosen = ROTATIONS.choose(torch.arange(3), 2)
-    assert ROTATIONS.some(IMAGES, LABELS, chosen).rows.is_contiguous(memory_format=torch.channels_last)
+    assert ROTATIONS.some(IMAGES, LABELS, chosen).inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_identity_returns_the_images():
     assert IDENTITY.count == 1
     result = IDENTITY.of(IMAGES, LABELS)
-    assert torch.equal(result.rows, IMAGES)
-    assert result.images == 3
+    assert torch.equal(result.inputs, IMAGES)
+    assert result.image_count == 3
     assert result.labels.tolist() == [5, 0, 2]
 
 
 @pytest.mark.parametrize("views", [IDENTITY, ROTATIONS], ids=lambda views: views.name)
 def test_of_returns_one_label_per_row(views):
     result = views.of(IMAGES, torch.zeros(3, dtype=torch.long))
-    assert len(result.rows) == len(result.labels) == 3 * views.count
+    assert len(result.inputs) == len(result.labels) == 3 * views.count
 
 
 # -- some views ------------------------------------------------------------------------------------
@@ -92,14 +92,14 @@ def test_some_computes_the_chosen_views_and_no_others(name, number):
     views = VIEW_TRANSFORMS[name]
     chosen = views.choose(order(7), number)
     result = views.some(COLORED, CLASSES, chosen)
-    assert result.images == 7
-    assert torch.equal(result.rows[:7], COLORED)
-    assert len(result.picked) == len(result.labels) == 7 * number
-    for index, (row, label) in enumerate(zip(result.picked, result.labels, strict=True)):
+    assert result.image_count == 7
+    assert torch.equal(result.inputs[:7], COLORED)
+    assert len(result.selected) == len(result.labels) == 7 * number
+    for index, (row, label) in enumerate(zip(result.selected, result.labels, strict=True)):
         k, r = index // number, int(chosen[index // number, index % number])
-        assert torch.equal(result.rows[row], views.transforms[r](COLORED[k : k + 1])[0])
+        assert torch.equal(result.inputs[row], views.transforms[r](COLORED[k : k + 1])[0])
         assert label == views.count * CLASSES[k] + r
-    assert len(result.rows) == 7 + (chosen > 0).sum()
+    assert len(result.inputs) == 7 + (chosen > 0).sum()
 
 
 @pytest.mark.parametrize("chosen", [[[0]] * 3, [[3]] * 3, [[2], [0], [2]], [[3, 1], [0, 2], [1, 0]]], ids=str)
@@ -107,7 +107,7 @@ def test_some_accepts_any_views_in_any_order(chosen):
     result = ROTATIONS.some(IMAGES, LABELS, torch.tensor(chosen))
     pairs = [(k, r) for k, row in enumerate(chosen) for r in row]
     expected = np.stack([np.rot90(IMAGES[k].numpy(), r, axes=(1, 2)) for k, r in pairs])
-    assert np.array_equal(result.rows[result.picked], expected)
+    assert np.array_equal(result.inputs[result.selected], expected)
     assert result.labels.tolist() == [4 * [5, 0, 2][k] + r for k, r in pairs]
 
 
@@ -116,14 +116,14 @@ def test_some_with_all_views_equals_of(name):
     views = VIEW_TRANSFORMS[name]
     every = views.of(COLORED, CLASSES)
     some = views.some(COLORED, CLASSES, views.choose(order(7), views.count))
-    assert torch.equal(some.rows, every.rows)
-    assert sorted(some.picked.tolist()) == list(range(7 * views.count))
-    assert torch.equal(some.labels, every.labels[some.picked])
+    assert torch.equal(some.inputs, every.inputs)
+    assert sorted(some.selected.tolist()) == list(range(7 * views.count))
+    assert torch.equal(some.labels, every.labels[some.selected])
 
 
 def rows_of(views, images):
     """Return the rows of all views of the images."""
-    return views.of(images, torch.zeros(len(images), dtype=torch.long)).rows
+    return views.of(images, torch.zeros(len(images), dtype=torch.long)).inputs
 
 
 # -- jigsaw ----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_colors_of_images_without_three_channels_are_an_error(channels):
 def test_a_method_checks_that_its_images_can_have_the_views(lab):
     with pytest.raises(EtagError, match="'color' need images with 3 channels, but these have 1"):
         lab("etag", {"embedding": {"views": "color"}})
-    assert lab("etag", {"embedding": {"views": "jigsaw"}}).method.views is JIGSAW
+    assert lab("etag", {"embedding": {"views": "jigsaw"}}).method.transforms is JIGSAW
 
 
 # -- every set of views ----------------------------------------------------------------------------

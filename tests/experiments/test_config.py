@@ -20,7 +20,7 @@ def test_the_defaults_are_the_papers():
     assert (generator.lr, generator.epochs, generator.weight_decay, generator.decay_every) == (1e-4, 100, 0.0, 30)
     assert (config.model.backbone, config.model.width) == ("resnet18", None)
     method = config.method
-    assert (method.embedding.tau, method.lambda_ce, method.lambda_kd, method.lambda_vae) == (3.0, None, None, None)
+    assert (method.embedding.tau, method.lambda_ce, method.lambda_l2, method.lambda_vae) == (3.0, None, None, None)
 
 
 def test_later_ones_win_recipe_then_options_then_settings():
@@ -45,8 +45,8 @@ PIECES = """
 data: digits
 train: {epochs: 3, lr: 1e-2}
 methods:
-  gfr: {train: {epochs: 7}, method: {lambda_kd: 2, lambda_ce: 2}}
-  etag: {train: {lr: 1e-3}, method: {lambda_kd: 3}, split: b4-3x2}
+  gfr: {train: {epochs: 7}, method: {lambda_l2: 2, lambda_ce: 2}}
+  etag: {train: {lr: 1e-3}, method: {lambda_l2: 3}, split: b4-3x2}
   fine: {model: {width: 5}}
 """
 
@@ -71,7 +71,7 @@ def test_what_a_recipe_says_of_a_method_it_says_of_what_is_derived_from_it(
     assert (config.train.epochs, config.train.lr, config.split) == (epochs, lr, split)
     assert config.model.width != 5
     if lambdas:
-        assert (config.method.lambda_kd, config.method.lambda_ce) == lambdas
+        assert (config.method.lambda_l2, config.method.lambda_ce) == lambdas
     asked = resolve(str(file), {"method": method, "split": "b2-4x2"}, ["train.epochs=1", "method.batch_norm=train"])
     assert (asked.train.epochs, asked.split, asked.method.batch_norm) == (1, "b2-4x2", "train")
 
@@ -84,7 +84,7 @@ def test_a_setting_inside_a_group_keeps_the_groups_own_defaults():
 
 
 def test_a_resolved_config_resolves_to_itself():
-    config = resolve("digits", settings=["method.kd_weight=0.5"])
+    config = resolve("digits", settings=["method.lambda_l2=0.5"])
     assert validate(config.plain()) == config
 
 
@@ -112,8 +112,8 @@ def test_every_recipe_of_the_package_resolves_and_has_a_summary():
         (["method.name=etagg"], r"unknown method 'etagg': did you mean 'etag'\?"),
         (["method.generator.latnet=3"], r"unknown option 'method.generator.latnet': did you mean 'latent'\?"),
         (
-            ["method.embedding.aux_new=some"],
-            r"option 'method.embedding.aux_new' cannot be 'some': .*'ce' or 'fixed'",
+            ["method.fidelity.aux_classes=some"],
+            r"option 'method.fidelity.aux_classes' cannot be 'some': .*'base' or 'all'",
         ),
         (["data.name=cifar10"], r"unknown data source 'cifar10': did you mean 'cifar100'\?"),
         (["model.backbone=resnet81"], r"unknown backbone 'resnet81': did you mean 'resnet18'\?"),

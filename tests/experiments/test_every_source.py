@@ -25,7 +25,7 @@ QUICK = {
 
 
 def learned(out, **given):
-    """A whole quick run; every test image of every class was judged."""
+    """A whole quick run; every test image of every class was evaluated."""
     metrics = run(resolve(given=QUICK | given), out)
     classes = sum(metrics["classes_per_task"])
     assert sum(map(sum, metrics["confusion"])) == classes * 4
@@ -81,7 +81,7 @@ def test_imagenet_sub_at_224_pixels(shared_data, tmp_path):
 
 
 @pytest.mark.parametrize("memory", [2048, 0], ids=["in memory", "decoded ahead"])
-def test_a_folder_of_ones_own(shared_data, tmp_path, memory):
+def test_a_folder_of_the_users_own(shared_data, tmp_path, memory):
     given = {"data.size": 32, "data.memory": memory, "data.workers": 2}
     learned(tmp_path / "run", data=str(shared_data / "imagenet-mini"), split="b4-3x2", **given)
 

@@ -1,4 +1,4 @@
-"""Faults that are really made: what is said, and that nothing is lost."""
+"""Real faults: what is printed, and that nothing is lost."""
 
 import os
 import signal
@@ -8,12 +8,12 @@ import time
 
 import pytest
 import torch
-from etag.experiments.store import RunDirectory
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, write_atomically
 from etag.engine import training
 from etag.experiments.run import run
+from etag.experiments.run_directory import RunDirectory
 
 SLOW = ["run", "--method", "fine", "--set", "train.epochs=400", "--set", "model.width=4", "--out", "run"]
 
@@ -35,16 +35,16 @@ def test_a_second_process_is_refused_while_the_first_lives_and_not_when_it_was_k
     first = start(tmp_path, *SLOW)
     wait_for(tmp_path / "run" / "steps.jsonl", first)
     second = start(tmp_path, *SLOW)
-    said = second.communicate(timeout=60)[1]
+    errors = second.communicate(timeout=60)[1]
     assert second.returncode == 2
-    assert "error: another process works in 'run': wait for it, or choose --out." in said
+    assert "error: another process is using 'run': wait for it, or choose --out." in errors
     first.send_signal(signal.SIGKILL)
     first.wait()
     with RunDirectory(tmp_path / "run").locked():
         pass
 
 
-def test_a_lock_is_let_go_of_at_its_end(tmp_path):
+def test_a_lock_is_released_at_its_end(tmp_path):
     for _ in range(2):
         with (
             locked(tmp_path / "lock", "busy"),
@@ -57,7 +57,7 @@ def test_a_lock_is_let_go_of_at_its_end(tmp_path):
 def test_a_folder_of_somebody_else_is_left_as_it_was(small, tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "mine.txt").write_text("dear")
-    with pytest.raises(EtagError, match="is no run directory"):
+    with pytest.raises(EtagError, match="is not a run directory"):
         run(small("fine"), tmp_path / "letters", restart=True)
     assert [path.name for path in (tmp_path / "letters").iterdir()] == ["mine.txt"]
 
@@ -69,7 +69,7 @@ def small_disk(tmp_path):
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], capture_output=True)
     if mounted.returncode:
-        pytest.skip("mounting is refused here; the tests with a limit on the size of files stand in")
+        pytest.skip("mounting is refused here; tests with a limit on the size of files replace this one")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 
@@ -88,24 +88,24 @@ def test_a_disk_that_fills_up_loses_nothing(small_disk, left):
         "run",
     ]
     process = start(small_disk, *words)
-    wait_for(small_disk / "run" / "checkpoints" / "checkpoint-1.json", process)
+    wait_for(small_disk / "run" / "work" / "checkpoints" / "checkpoint-1.json", process)
     process.kill()
     process.communicate()
     ballast, data = small_disk / "ballast", os.statvfs(small_disk)
     ballast.write_bytes(bytes(data.f_bavail * data.f_bsize - left))
-    saved = {path.name for path in (small_disk / "run" / "checkpoints").glob("checkpoint-*.json")}
+    saved = {path.name for path in (small_disk / "run" / "work" / "checkpoints").glob("checkpoint-*.json")}
     full = start(small_disk, *words)
-    said = full.communicate(timeout=120)[1]
-    assert full.returncode == 2, said
-    assert "there is no room to write" in said
-    assert "Traceback" not in said
-    assert {path.name for path in (small_disk / "run" / "checkpoints").glob("checkpoint-*.json")} >= saved
+    errors = full.communicate(timeout=120)[1]
+    assert full.returncode == 2, errors
+    assert "there is no room to write" in errors
+    assert "Traceback" not in errors
+    assert {path.name for path in (small_disk / "run" / "work" / "checkpoints").glob("checkpoint-*.json")} >= saved
     ballast.unlink()
-    gone_on = start(small_disk, *words)
-    said, errors = gone_on.communicate(timeout=300)
-    assert gone_on.returncode == 0, errors
-    assert "learned already" in said
-    assert "is damaged" not in said
+    resumed = start(small_disk, *words)
+    output, errors = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, errors
+    assert "resuming task" in output
+    assert "is damaged" not in output
 
 
 # where nothing can be mounted, a limit on the size of files is as real to the process that writes: the system refuses
@@ -114,20 +114,20 @@ FULL = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from etag.cli import main
-from etag.experiments import checkpointer
-write, count = checkpointer.write_atomically, [0]
+from etag.learner import checkpoints, tensors
+write, count = tensors.write_atomically, [0]
 def limited(path, content):
     count[0] += 1
     if count[0] == 9:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     write(path, content)
-checkpointer.write_atomically = limited
+checkpoints.write_atomically = tensors.write_atomically = limited
 sys.argv = ["etag", *sys.argv[1:]]
 main()
 """
 
 
-def test_a_full_disk_is_told_and_what_was_saved_before_is_whole(tmp_path):
+def test_a_full_disk_is_reported_and_what_was_saved_before_is_complete(tmp_path):
     words = [*SLOW[:-1], "cut", "--set", "runtime.checkpoint_every=0", "--set", "train.epochs=30"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", FULL, *words]
@@ -137,10 +137,10 @@ def test_a_full_disk_is_told_and_what_was_saved_before_is_whole(tmp_path):
     assert "the same command resumes" in full.stderr
     assert "Traceback" not in full.stderr
     assert not list((tmp_path / "cut").rglob("*.part"))
-    gone_on = start(tmp_path, *words)
-    said = gone_on.communicate(timeout=300)[0]
-    assert gone_on.returncode == 0
-    assert "up to step" in said
+    resumed = start(tmp_path, *words)
+    output = resumed.communicate(timeout=300)[0]
+    assert resumed.returncode == 0
+    assert "resuming task 1 at step" in output
 
 
 def test_a_write_beyond_the_limit_leaves_the_old_content(tmp_path):
@@ -156,7 +156,7 @@ def test_a_write_beyond_the_limit_leaves_the_old_content(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_too_little_memory_is_told_with_the_batch_size_to_try(lab, monkeypatch):
+def test_too_little_memory_is_reported_with_the_batch_size_to_try(lab, monkeypatch):
     short = lab("fine", batch_size=12)
     short.begin(0)
     (phase,) = short.works(0).values()
@@ -166,22 +166,22 @@ def test_too_little_memory_is_told_with_the_batch_size_to_try(lab, monkeypatch):
 
     monkeypatch.setattr(phase.module, "forward", hungry)
     with pytest.raises(
-        EtagError, match="not enough memory for phase 'solver' with batches of 12: try a batch_size of 6"
+        EtagError, match="not enough memory for phase 'solver' with a batch size of 12: set batch_size to 6"
     ):
         short.engine.train(phase)
 
 
-def test_a_loss_that_is_no_number_is_told_with_the_last_good_checkpoint(small, tmp_path):
+def test_a_loss_that_is_not_finite_is_reported_with_the_last_good_checkpoint(small, tmp_path):
     config = small(
         "fine", **{"train.lr": 1e30, "train.schedule": "constant", "train.optimizer": "sgd", "train.epochs": 9}
     )
     with pytest.raises(
-        EtagError, match=r"'ce' became .* at step .* of phase 'solver'.*checkpoint is of task 2, its beg"
+        EtagError, match=r"task 2: .*'ce' became .* at step .* of phase 'solver'.*checkpoint is at its beginning"
     ):
         run(config, tmp_path / "run")
 
 
-def test_weights_that_are_no_numbers_are_not_saved(small, tmp_path, monkeypatch):
+def test_weights_that_are_not_finite_are_not_saved(small, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "LOG_EVERY", 1)
     config = small("fine", **{"runtime.checkpoint_every": 0, "train.epochs": 9})
     step = training.Training._step
@@ -195,7 +195,7 @@ def test_weights_that_are_no_numbers_are_not_saved(small, tmp_path, monkeypatch)
 
     monkeypatch.setattr(training.Training, "_step", spoil)
     with pytest.raises(
-        EtagError, match=r"no longer made of numbers.*checkpoint is of task 1, step 5 of phase 'solver'"
+        EtagError, match=r"task 1: .* contains NaN or infinity.*checkpoint is at step 5 of phase 'solver'"
     ):
         run(config, tmp_path / "run")
     monkeypatch.setattr(training.Training, "_step", step)

@@ -30,28 +30,26 @@ def test_the_paper_recipes_have_the_numbers_of_the_paper(data, split):
 def test_the_code_recipes_follow_the_release_in_every_row(data, split):
     config = resolve(f"code/{data}-{split}")
     method, generator = config.method, config.method.generator
-    assert (method.ratio, method.ce_normalize, method.l2_reduction, method.l2_views) == (
-        "integer",
-        True,
-        "frobenius",
-        "all",
-    )
-    assert (method.head, method.argmax, method.ce_new_support, method.ce_replay_support) == (
-        "fixed",
-        "all",
-        "all",
-        "all",
-    )
-    assert (method.embedding.num_aux, method.embedding.aux_new, method.batch_norm) == (4, "fixed", "frozen")
-    assert (method.embedding.ratio, method.embedding.batch_norm, method.kd_weight) == ("integer", "views", 1)
-    assert (method.guidance, generator.kind) == (True, "cvae")
-    assert (generator.recon, generator.ce_current_input, generator.ce_current_support) == (
-        "squared",
-        "reconstruction",
-        "all",
-    )
-    assert (generator.ce_current_weight, generator.ce_old, generator.last_task) == ("normalized", True, False)
-    assert (generator.old_match_weight, generator.old_match_reduction) == (1e-3, "batch_sum")
+    assert method.fidelity.model_dump() == {
+        "ratio": "integer",
+        "normalize_ce": True,
+        "ce_new": "all",
+        "ce_replay": "all",
+        "argmax": "all",
+        "l2_reduction": "frobenius",
+        "l2_views": "all",
+        "aux_classes": "all",
+        "aux_batch_norm": "views",
+        "reconstruction": "whole",
+        "guide_input": "reconstruction",
+        "guide_classes": "all",
+        "guide_weight": "normalized",
+        "guide_old": True,
+        "match_reduction": "batch_sum",
+        "match_factor": 1e-3,
+    }
+    assert (method.head.growth, method.embedding.last_stage, method.batch_norm) == ("fixed", True, "frozen")
+    assert (method.guidance, generator.kind, generator.last_task) == (True, "cvae", False)
     assert (generator.train.lr, generator.train.schedule, generator.feature_passes) == (1e-3, "constant", 100)
     assert (config.train.clip_norm, config.data.order_rule) == (10_000, "inverse")
     assert config.data.resized_crop == (data == "imagenet-sub")

@@ -1,4 +1,4 @@
-"""ABD: what is dreamt comes from the old solver alone, and its three losses go where they should."""
+"""ABD: generated images come from the old solver alone, and each of its three losses trains its own parts."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from etag.core.outputs import Need
-from etag.losses.inversion import class_balance, confidence, smoothness_penalty
+from etag.losses.inversion import class_balance, confidence, roughness
 
 
 @pytest.fixture
@@ -28,16 +28,16 @@ def step_of(laboratory):
     return phase.module.eval(), next(phase.batches.epoch(0))
 
 
-def test_a_batch_is_half_real_and_half_dreamt(begun):
+def test_a_batch_is_half_real_and_half_generated(begun):
     laboratory = begun()
     _, batch = step_of(laboratory)
     method, task, real = laboratory.method, laboratory.task(1), batch.total // 2
     assert len(batch.inputs) == len(batch.labels) == batch.total
     assert (batch.labels[:real] >= task.old).all()
     codes = batch.draws.normal("replay codes", real, 6)
-    dreamt = method.generator(codes)
-    assert torch.equal(batch.inputs[real:], dreamt)
-    said = method.teacher.targets(dreamt, Need.LOGITS).logits[:, : task.old]
+    generated = method.images(codes)
+    assert torch.equal(batch.inputs[real:], generated)
+    said = method.teacher.targets(generated, Need.LOGITS).logits[:, : task.old]
     assert torch.equal(batch.labels[real:], said.argmax(1))
 
 
@@ -57,14 +57,14 @@ def test_its_terms_are_those_of_the_paper(begun, naive):
     assert terms["kd"].item() == pytest.approx(0.1 * sum(squares) / len(squares) / task.old, rel=1e-4)
 
 
-def test_a_student_like_its_teacher_has_nothing_to_distil(lab):
+def test_the_distillation_is_zero_for_a_student_like_its_teacher(lab):
     laboratory = lab("abd")
     laboratory.begin(0, 1)
     objective, batch = step_of(laboratory)
     assert objective(batch)["kd"].item() == pytest.approx(0, abs=1e-12)
 
 
-def test_who_teaches_whom(begun):
+def test_each_term_trains_its_own_parts(begun):
     """Old against new is a matter of the head alone; new classes among themselves teach no old row."""
     laboratory = begun()
     objective, batch = step_of(laboratory)
@@ -84,16 +84,16 @@ def test_who_teaches_whom(begun):
     assert gradients("kd", [old, new]) == [0, 0]
 
 
-def test_the_inversion_minimises_its_four_terms(begun):
+def test_the_inversion_minimizes_its_four_terms(begun):
     laboratory = begun()
     phase = laboratory.works(1)["generator"]
     batch, method = next(phase.batches.epoch(0)), laboratory.method
     terms = phase.module.eval()(batch)
-    images = method.generator(batch.inputs)
+    images = method.images(batch.inputs)
     logits = method.solver.eval()(images, Need.LOGITS).logits
     torch.testing.assert_close(terms["confidence"], confidence(logits, 1000.0))
     torch.testing.assert_close(terms["balance"], class_balance(logits), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(terms["roughness"], 1e-3 * smoothness_penalty(images))
+    torch.testing.assert_close(terms["smoothness"], 1e-3 * roughness(images))
     layers, found = [part for part in method.solver.backbone.modules() if isinstance(part, nn.BatchNorm2d)], []
     entering = images
     for stage in method.solver.backbone.stages:  # by hooks on a layer that does not fold
@@ -119,17 +119,17 @@ def test_the_inversion_minimises_its_four_terms(begun):
 def test_only_the_generator_learns_from_the_inversion_and_there_is_none_after_the_last_task(begun, snapshot):
     laboratory = begun()
     phase = laboratory.works(1)["generator"]
-    solver, generator = snapshot(laboratory.method.solver), snapshot(laboratory.method.generator)
+    solver, generator = snapshot(laboratory.method.solver), snapshot(laboratory.method.images)
     laboratory.engine.train(phase)
     after = laboratory.method.solver.state_dict()
     assert all(torch.equal(after[name], solver[name]) for name in solver)
-    now = laboratory.method.generator.state_dict()
+    now = laboratory.method.images.state_dict()
     assert not torch.equal(now["enter.weight"], generator["enter.weight"])
     laboratory.begin(2)
     assert list(laboratory.works(2)) == ["solver"]
 
 
-def test_what_is_dreamt_becomes_more_like_what_was_learned(lab):
+def test_generated_images_become_more_like_the_learned_ones(lab):
     laboratory = lab("abd", {"generator": {"latent": 16, "train": {"steps": 60, "batch_size": 24}}}, epochs=10)
     laboratory.begin(0)
     works = laboratory.works(0)
@@ -143,7 +143,7 @@ def test_what_is_dreamt_becomes_more_like_what_was_learned(lab):
     assert sum(after.values()) < sum(before.values())
 
 
-def test_adam_goes_on_where_the_last_task_ended(lab):
+def test_adam_continues_where_the_last_task_ended(lab):
     laboratory = lab("abd")
     laboratory.learn(0)
     assert laboratory.method.optimizer_state.state_dict()["generator/enter/weight:step"].item() == 3
@@ -151,7 +151,7 @@ def test_adam_goes_on_where_the_last_task_ended(lab):
     assert laboratory.method.optimizer_state.state_dict()["generator/enter/weight:step"].item() == 6
 
 
-def test_images_to_look_at(lab):
+def test_it_generates_images_for_people(lab):
     laboratory = lab("abd")
     laboratory.learn(0)
     shown = laboratory.method.generate_images(2, 3)
@@ -159,7 +159,7 @@ def test_images_to_look_at(lab):
     assert 0 <= shown.min() <= shown.max() <= 1
     assert torch.equal(shown, laboratory.method.generate_images(2, 3))
     laboratory.learn(1, 2)
-    assert laboratory.method.generate_images(2, 3) is None, "after the last task nothing is dreamt"
+    assert laboratory.method.generate_images(2, 3) is None, "after the last task the generator is not trained"
 
 
 def test_local_loss_counts_real_rows_only(begun):

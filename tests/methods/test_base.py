@@ -1,13 +1,14 @@
 import pytest
 import torch
+from pydantic import ValidationError
 
 from etag.core.errors import EtagError
-from etag.core.outputs import Need, Outputs
+from etag.core.outputs import Need
 from etag.data.batches import ImageBatches
 from etag.methods.registry import METHODS
 
 
-def test_an_unknown_method_is_answered_with_the_nearest():
+def test_an_unknown_method_is_refused_with_the_nearest_name():
     with pytest.raises(EtagError, match="unknown method 'fne': did you mean 'fine'"):
         METHODS["fne"]
 
@@ -15,14 +16,15 @@ def test_an_unknown_method_is_answered_with_the_nearest():
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_says_what_it_is(name):
     info = METHODS[name].info
+    assert info.title
     assert info.summary
     assert info.source
     assert info.stores
 
 
 @pytest.mark.parametrize(("head", "outputs"), [("growing", [3, 5, 7]), ("fixed", [7, 7, 7])])
-def test_the_head_grows_or_is_declared_in_full(lab, head, outputs):
-    laboratory, found = lab("fine", {"head": head}), []
+def test_the_head_grows_or_has_all_outputs_from_the_start(lab, head, outputs):
+    laboratory, found = lab("fine", {"head": {"growth": head}}), []
     for index in range(3):
         laboratory.begin(index)
         found.append(laboratory.method.solver.head.outputs)
@@ -30,12 +32,14 @@ def test_the_head_grows_or_is_declared_in_full(lab, head, outputs):
     assert len(laboratory.method.solver.head.blocks) == (3 if head == "growing" else 1)
 
 
-@pytest.mark.parametrize(("argmax", "answer"), [("seen", 2), ("all", 6)])
-def test_the_classes_that_compete_are_those_seen_or_all(lab, argmax, answer):
-    laboratory = lab("fine", {"head": {"growth": "fixed"}, "argmax": argmax})
+@pytest.mark.parametrize(("argmax", "prediction"), [("seen", 2), ("all", 6)])
+def test_the_classes_that_compete_are_those_seen_or_all(lab, argmax, prediction):
+    laboratory = lab("etag", {"head": {"growth": "fixed"}, "fidelity": {"argmax": argmax}})
     laboratory.begin(0)
-    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
-    assert laboratory.method.predictor()(Outputs(logits=logits)).argmax(1).tolist() == [answer]
+    (block,) = laboratory.method.solver.head.blocks
+    block.bias.data = 1000.0 * torch.arange(7)
+    features = torch.zeros(1, laboratory.method.solver.backbone.feature_size)
+    assert laboratory.method.answer_rule()(features).argmax(1).tolist() == [prediction]
 
 
 @pytest.mark.parametrize("name", ["fine", "etag"])
@@ -52,15 +56,15 @@ def test_rebuilding_gives_the_structure_and_the_first_weights_of_the_tasks_begun
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-@pytest.mark.parametrize("kind", ["none", "ce", "fixed"])
-def test_a_rebuilt_method_goes_on_as_the_one_it_stands_for(lab, kind, tasks):
-    options = {"embedding": {"num_aux": 4, "aux_new": kind}}
+@pytest.mark.parametrize("kind", ["base", "all"])
+def test_a_rebuilt_method_has_the_auxiliaries_of_the_one_it_replaces(lab, kind, tasks):
+    options = {"embedding": {"last_stage": True}, "fidelity": {"aux_classes": kind}}
     begun, rebuilt = lab("etag", options), lab("etag", options)
     begun.begin(*range(tasks))
     rebuilt.method.rebuild([3, 2][:tasks])
     solvers = [laboratory.method.solver.eval() for laboratory in (begun, rebuilt)]
-    said = [solver(torch.zeros(1, 1, 8, 8), Need.AUXILIARY).auxiliary for solver in solvers]
-    assert len(said[0]) == len(said[1])
+    logits = [solver(torch.zeros(1, 1, 8, 8), Need.AUXILIARY).auxiliary for solver in solvers]
+    assert len(logits[0]) == len(logits[1]) == (4 if tasks == 1 else 3)
 
 
 def test_every_task_has_randomness_of_its_own(lab):
@@ -145,7 +149,7 @@ def test_building_the_work_of_a_task_changes_nothing(lab, snapshot):
 
 
 @pytest.mark.parametrize("passes", [0, 1, 3])
-def test_a_sweep_over_features_is_in_the_order_of_the_images(lab, passes):
+def test_a_features_pass_is_in_the_order_of_the_images(lab, passes):
     laboratory = lab("fine", batch_size=5)
     laboratory.begin(0)
     method, images = laboratory.method, laboratory.task(0).train
@@ -165,5 +169,100 @@ def test_a_sweep_over_features_is_in_the_order_of_the_images(lab, passes):
 def test_a_batch_of_one_image_is_refused_where_batch_norm_would_fail(lab):
     laboratory = lab("fine", batch_size=1)
     laboratory.begin(0)
-    with pytest.raises(EtagError, match="a batch of 1 cannot train BatchNorm"):
+    with pytest.raises(EtagError, match="BatchNorm cannot train on a batch of 1"):
         laboratory.works(0)
+
+
+# -- heads that a method does not accept -----------------------------------------------------------
+
+ONE_HEAD = "head.per_task=true does not work with {}: its tasks share one head"
+REFUSED = [
+    *((name, {"per_task": True}, ONE_HEAD.format(name)) for name in ("abd", "dgr", "tag", "etag", "gfr", "b4")),
+    *((name, {"per_task": True}, ONE_HEAD.format(name)) for name in ("joint", "il2m", "bir", "gc", "pass")),
+    *(
+        (name, {"kind": "proxies"}, f"head.kind=proxies does not work with {name}: choose linear")
+        for name in ("abd", "dgr", "etag", "gfr", "lwf", "lwm", "ewc", "mas", "il2m", "pass", "bir", "gc")
+    ),
+    *(
+        (name, {"kind": "cosine"}, f"head.kind=cosine does not work with {name}: choose linear")
+        for name in ("abd", "dgr", "etag", "gfr", "lwf", "lwm", "ewc", "mas", "il2m", "pass", "bir", "gc")
+    ),
+    *(
+        (name, {"kind": "proxies"}, f"head.kind=proxies does not work with {name}: choose linear or cosine")
+        for name in ("fine", "joint")
+    ),
+    *(
+        (name, {"growth": "fixed"}, f"head.growth=fixed does not work with {name}: choose growing")
+        for name in ("pass", "bir", "gc")
+    ),
+    *(
+        (name, {"growth": "fixed"}, "growth=fixed needs one linear head for all tasks: choose growth=growing")
+        for name in ("ewc", "mas", "lwf", "lwm", "lucir", "podnet")
+    ),
+    *(
+        (name, {"growth": "fixed", "per_task": False}, f"head.growth=fixed does not work with {name}: choose growing")
+        for name in ("ewc", "mas", "lwf", "lwm")
+    ),
+    *(
+        (name, {"kind": "cosine", "per_task": True}, "per_task=true needs linear heads: choose kind=linear")
+        for name in ("ewc", "mas", "lwf", "lwm")
+    ),
+    ("fine", {"kind": "cosine", "growth": "fixed"}, "growth=fixed needs one linear head for all tasks"),
+    ("fine", {"kind": "cosine", "per_task": True}, "per_task=true needs linear heads"),
+    ("lucir", {"kind": "linear"}, "head.kind=linear does not work with lucir: choose cosine"),
+    ("lucir", {"kind": "proxies"}, "head.kind=proxies does not work with lucir: choose cosine"),
+    ("lucir", {"per_task": True}, "per_task=true needs linear heads: choose kind=linear instead of cosine"),
+    ("podnet", {"kind": "cosine"}, "head.kind=cosine does not work with podnet: choose proxies"),
+    ("podnet", {"kind": "linear"}, "head.kind=linear does not work with podnet: choose proxies"),
+]
+
+
+@pytest.mark.parametrize(("name", "head", "message"), REFUSED, ids=str)
+def test_a_head_that_does_not_fit_is_refused_when_options_are_validated(name, head, message):
+    with pytest.raises(ValidationError) as refused:
+        METHODS[name].Options.model_validate({"name": name, "head": head})
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("fine", {"kind": "cosine"}),
+        ("fine", {"growth": "fixed"}),
+        ("fine", {"per_task": True}),
+        ("joint", {"kind": "cosine"}),
+        ("etag", {"growth": "fixed"}),
+        ("dgr", {"growth": "fixed"}),
+        ("abd", {"growth": "fixed"}),
+        ("lwf", {"per_task": False}),
+        ("ewc", {"per_task": False}),
+        ("lwf", {"answer": "logit"}),
+        ("il2m", {"bias": False}),
+        ("podnet", {"proxies": 3, "scale": 8.0}),
+    ],
+    ids=str,
+)
+def test_a_head_that_is_accepted_learns_two_tasks(lab, name, head):
+    laboratory = lab(name, {"head": head}, steps=2)
+    laboratory.learn(0, 1)
+    inputs = laboratory.preprocess.test(laboratory.task(1).test.pixels)
+    with torch.no_grad():
+        assert laboratory.method.classifier().eval()(inputs).shape[1] == 5
+
+
+@pytest.mark.parametrize("name", ["ewc", "mas", "lwf", "lwm"])
+def test_naming_the_kind_of_head_that_a_method_has_changes_nothing(name):
+    plain, named = (METHODS[name].Options.model_validate({"name": name, "head": h}) for h in ({}, {"kind": "linear"}))
+    assert named == plain
+    assert named.head.per_task
+
+
+def test_exemplars_are_refused_by_methods_that_store_none():
+    with pytest.raises(ValidationError, match=r"ewc stores no exemplars: leave method\.exemplars out"):
+        METHODS["ewc"].Options.model_validate({"name": "ewc", "exemplars": {"per_class": 2}})
+
+
+def test_exemplars_need_one_head_for_all_tasks():
+    given = {"name": "fine", "exemplars": {"per_class": 2}, "head": {"per_task": True}}
+    with pytest.raises(ValidationError, match="exemplars need a head that old and new classes share"):
+        METHODS["fine"].Options.model_validate(given)

@@ -1,4 +1,4 @@
-"""BI-R: replayed features are the old network's, with its soft answers; nothing of its optimizer is lost."""
+"""BI-R: replayed features are the old network's, with its soft predictions; the optimizer state is stored."""
 
 import pytest
 import torch
@@ -33,18 +33,18 @@ def test_the_backbone_is_trained_at_the_base_task_only(lab):
     assert list(laboratory.works(1)) == ["features", "generator"]
 
 
-def test_replayed_features_are_those_of_the_old_network_and_so_are_their_answers(begun):
+def test_replayed_features_are_those_of_the_old_network_and_so_are_their_predictions(begun):
     laboratory = begun()
     objective, batch = first_batch(laboratory, 1)
     old, classes = laboratory.method.old.network, laboratory.task(1).old
-    features, answers = objective.replayed(batch)
+    features, predictions = objective.replayed(batch)
     labels = batch.draws.integers("replay labels", 0, classes, batch.total)
     noise = batch.draws.normal("replay codes", batch.total, old.latent)
     codes = old.prior.means[labels] + noise * (0.5 * old.prior.log_variances[labels]).exp()
     assert torch.equal(features, old.decode(codes, functional.one_hot(labels, classes).float()))
-    assert torch.equal(answers, old.classify(features)[:, :classes])
+    assert torch.equal(predictions, old.classify(features)[:, :classes])
     assert set(labels.tolist()) <= set(range(classes))
-    assert not torch.equal(answers, laboratory.method.network.classify(features)[:, :classes])
+    assert not torch.equal(predictions, laboratory.method.network.classify(features)[:, :classes])
     assert not features.requires_grad
 
 
@@ -73,8 +73,8 @@ def test_terms_are_those_of_the_paper(begun, naive):
     assert terms["recon"].item() == pytest.approx(recon / 2, rel=1e-4)
     assert terms["kl"].item() == pytest.approx(divergence / 2, rel=1e-4)
 
-    features, answers = objective.replayed(batch)
-    wanted = torch.cat([(answers / 2).softmax(1), torch.zeros(len(answers), task.new)], dim=1)
+    features, predictions = objective.replayed(batch)
+    wanted = torch.cat([(predictions / 2).softmax(1), torch.zeros(len(predictions), task.new)], dim=1)
     recon, divergence = expected("replayed", features, wanted)
     kd = -4 * (wanted * (network.classify(features) / 2).log_softmax(1)).sum(1).mean()
     assert terms["kd_replayed"].item() == pytest.approx(kd.item() / 2, rel=1e-4)
@@ -104,7 +104,7 @@ def test_the_divergence_may_be_divided_as_in_the_release(begun):
     torch.testing.assert_close(one(batch)["kl"] * size, two(batch)["kl"] * 3072)
 
 
-def test_adam_goes_on_where_the_last_task_ended(lab):
+def test_adam_continues_where_the_last_task_ended(lab):
     laboratory = lab("bir")
     laboratory.learn(0)
     optimizer_state = laboratory.method.optimizer_state.state_dict()

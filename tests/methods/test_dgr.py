@@ -1,4 +1,4 @@
-"""DGR and Tag: images are made again, the old solver labels them, and only Tag's generator is guided."""
+"""DGR and Tag: old images are generated, the old solver labels them, and only Tag's generator is guided."""
 
 import pytest
 import torch
@@ -37,12 +37,12 @@ def test_pixels_and_inputs_are_the_same_images(begun):
     torch.testing.assert_close(found["features"], images.flatten(1) / 255)
 
 
-def test_replayed_images_are_those_of_the_old_generator_with_the_old_solvers_answers(begun):
+def test_replayed_images_are_those_of_the_old_generator_with_the_old_solvers_labels(begun):
     laboratory = begun()
     method, task = laboratory.method, laboratory.task(1)
     head = PixelHead(method.solver, laboratory.preprocess, 1)
     batch = next(laboratory.works(1)["solver"].batches.epoch(0))
-    labels, pixels = method.replayed(task, head)(batch)
+    labels, pixels = method.replay(task, head)(batch)
     asked = batch.draws.integers("replay labels", 0, task.old, batch.total)
     codes = batch.draws.normal("replay codes", batch.total, 4)
     assert torch.equal(pixels, method.generator.old.network.decode(codes, asked))
@@ -51,7 +51,7 @@ def test_replayed_images_are_those_of_the_old_generator_with_the_old_solvers_ans
     images = laboratory.preprocess.inputs(pixels.view(-1, 1, 8, 8))
     said = method.teacher.targets(images, Need.LOGITS).logits
     assert torch.equal(labels, said.argmax(1))
-    assert not torch.equal(labels, asked), "the old solver decides, not who asked"
+    assert not torch.equal(labels, asked), "the old solver decides, not the label asked for"
 
 
 @pytest.mark.parametrize("index", [1, 2])
@@ -68,7 +68,7 @@ def test_new_and_replayed_images_count_by_the_number_of_tasks(begun, index):
     assert old / (old + new) == pytest.approx(index / (index + 1), abs=0.05)
 
 
-def test_tag_is_dgr_and_a_guide(begun):
+def test_tag_is_dgr_with_guidance(begun):
     plain, guided = (begun(name) for name in ("dgr", "tag"))
     batch = next(plain.works(1)["generator"].batches.epoch(0))
     one, other = (laboratory.works(1)["generator"].module for laboratory in (plain, guided))
@@ -99,7 +99,7 @@ def test_the_guide_stays_as_it_is(begun):
     assert not any(part.training for part in laboratory.method.solver.modules())
 
 
-def test_a_gan_can_make_the_images_too(begun):
+def test_a_gan_can_generate_the_images_too(begun):
     generator = SMALL | {"kind": "wgan"}
     laboratory = begun(generator=generator)
     phase = laboratory.works(1)["generator"]

@@ -1,30 +1,28 @@
-"""GC: a frozen backbone, classes that never meet, and answers by likelihood."""
+"""GC: a frozen backbone, classes that share no parameters, and predictions by likelihood."""
 
 import pytest
 import torch
-from etag.methods.parts.class_vaes import ClassVAEObjective
-from etag.methods.parts.frozen import FeatureScale
-from etag.models.predictors import LikelihoodPredictor
 
 from etag.core.errors import EtagError
 from etag.core.options import TrainOptions
-from etag.core.outputs import Outputs
 from etag.core.random import Placement, Stream
 from etag.core.work import ParameterGroup, Phase
 from etag.data.batches import ClassBatches
 from etag.engine.engine import Engine
+from etag.methods.gc import ClassVAEObjective
+from etag.models.answers import LikelihoodRule
 from etag.models.class_vaes import ClassVAEs
 from etag.models.initial import build
-from etag.models.modules import Modules
+from etag.models.modules import FeatureScale, Modules
 
 
-def test_the_backbone_is_trained_once_and_classes_never_meet(lab, snapshot):
+def test_the_backbone_is_trained_once_and_classes_share_nothing(lab, snapshot):
     laboratory = lab("gc")
     laboratory.learn(0)
     method = laboratory.method
-    solver, scale, first = snapshot(method.solver), snapshot(method.scale), snapshot(method.classes[0])
+    solver, scale, first = snapshot(method.solver), snapshot(method.frozen.scale), snapshot(method.classes[0])
     laboratory.learn(1, 2)
-    for part, before in ((method.solver, solver), (method.scale, scale), (method.classes[0], first)):
+    for part, before in ((method.solver, solver), (method.frozen.scale, scale), (method.classes[0], first)):
         after = part.state_dict()
         assert after.keys() == before.keys(), "not even a row is added"
         assert all(torch.equal(after[name], before[name]) for name in before)
@@ -79,7 +77,7 @@ def test_a_row_has_a_feature_of_every_class_and_an_epoch_all_of_them():
     rows = torch.cat(seen)
     assert torch.equal(rows[..., 0], torch.tensor([0.0, 1.0, 2.0]).expand(5, 3))
     assert sorted(rows[:, 0, 1].tolist()) == [0, 1, 2, 3, 4]
-    assert set(rows[:, 1, 1].tolist()) == {5, 6, 7}, "a small class is gone round again"
+    assert set(rows[:, 1, 1].tolist()) == {5, 6, 7}, "a small class is repeated"
     again = [batch.inputs for batch in batches.epoch(0, start=1)]
     assert torch.equal(torch.cat(again), torch.cat(seen[1:]))
     assert not torch.equal(rows, torch.cat([batch.inputs for batch in batches.epoch(1)]))
@@ -103,20 +101,20 @@ def separated(runtime):
 @pytest.mark.parametrize("samples", ["mean", 1, 128, 1000])
 def test_all_ways_to_sample_rank_classes_alike(separated, samples):
     vaes, features, labels = separated
-    scores = LikelihoodPredictor(FeatureScale(6), Modules([vaes]), samples)(Outputs(feature=features))
+    scores = LikelihoodRule(FeatureScale(6), Modules([vaes]), samples)(features)
     assert scores.shape == (180, 3)
     assert (scores.argmax(1) == labels).float().mean() > 0.97
-    many = LikelihoodPredictor(FeatureScale(6), Modules([vaes]), 1000)(Outputs(feature=features))
+    many = LikelihoodRule(FeatureScale(6), Modules([vaes]), 1000)(features)
     alike = (scores.argsort(1) == many.argsort(1)).all(1).float().mean()
     assert alike > (0.5 if samples == 1 else 0.9)
 
 
 @torch.no_grad()
-def test_an_answer_does_not_depend_on_its_company_nor_on_what_was_asked_before(separated):
+def test_a_prediction_depends_neither_on_the_batch_nor_on_earlier_ones(separated):
     vaes, features, _ = separated
-    predictor = LikelihoodPredictor(FeatureScale(6), Modules([vaes]), 16)
-    together = predictor(Outputs(feature=features))
-    apart = torch.cat([predictor(Outputs(feature=row)) for row in features[:5].split(1)])
+    rule = LikelihoodRule(FeatureScale(6), Modules([vaes]), 16)
+    together = rule(features)
+    apart = torch.cat([rule(row) for row in features[:5].split(1)])
     torch.testing.assert_close(apart, together[:5], rtol=1e-4, atol=1e-4)
 
 
@@ -125,21 +123,21 @@ def test_features_are_of_zero_mean_and_unit_variance_as_those_of_the_base_task()
     features[:, 2] = 1.0 + 1e-6 * features[:, 0]
     scale = FeatureScale(4)
     assert torch.equal(scale(features), features)
-    scale.learn(features)
+    scale.fit(features)
     scaled = scale(features)
     torch.testing.assert_close(scaled.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
     torch.testing.assert_close(scaled.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0, 1.0]), atol=1e-4, rtol=1e-4)
     later = scale(features + 1.0)
     assert later.abs().max() < 10, "what hardly moved may move later, and is not blown up then"
     still = FeatureScale(4)
-    still.learn(torch.ones(5, 4))
+    still.fit(torch.ones(5, 4))
     assert torch.equal(still(torch.ones(5, 4)), torch.zeros(5, 4))
 
 
 def test_without_base_training_the_backbone_stays_as_it_is(lab, snapshot):
-    laboratory = lab("gc", {"features": "weights"})
+    laboratory = lab("gc", {"features": {"source": "weights", "passes": 2}})
     before = snapshot(laboratory.method.solver)
-    with pytest.raises(EtagError, match="name it with model"):
+    with pytest.raises(EtagError, match=r"set model\.weights, or choose method\.features\.source=base"):
         laboratory.method.check([3, 2, 2])
     laboratory.learn(0, 1)
     after = laboratory.method.solver.state_dict()

@@ -1,26 +1,30 @@
-"""Names of methods, and what they are compositions of."""
+"""Names of methods, and the recipe sections that apply to them."""
 
 import pytest
 
 from etag.core.errors import EtagError
-from etag.methods.base import Method, MethodInfo
+from etag.methods.base import MethodInfo
 from etag.methods.fine import Fine
-from etag.methods.registry import METHODS, lineage, variant
+from etag.methods.registry import METHODS, variant
 
 
-def names(name):
-    return [cls.name for cls in lineage(METHODS[name])]
+def sections(name):
+    return [section for section, _ in METHODS[name].layers]
 
 
-def test_a_variant_is_a_composition_of_what_it_derives_from():
-    assert names("ewc") == ["ewc"]
-    assert names("eewc") == ["ewc", "eewc"]
-    assert names("etag") == ["gfr", "etag"]
-    assert names("b0") == ["gfr", "etag", "b0"]
+def test_the_sections_of_a_recipe_that_apply_to_a_method():
+    assert sections("ewc") == ["ewc"]
+    assert sections("eewc") == ["ewc", "eewc"]
+    assert sections("etag") == ["gfr", "etag"]
+    assert sections("b0") == ["gfr", "etag", "b0"]
 
 
 def test_the_prefix_is_there_for_every_method_that_is_none_itself():
-    plain = {name for name in METHODS if len(lineage(METHODS[name])) == 1}
+    plain = {name for name in METHODS if METHODS[name].has_embedded_variant}
+    assert plain == {
+        *("abd", "bir", "dgr", "ewc", "fine", "gc", "gfr", "il2m", "joint", "lucir", "lwf", "lwm", "mas", "pass"),
+        "podnet",
+    }
     assert {name for name in METHODS if METHODS[name].is_embedded} == {f"e{name}" for name in plain}
     assert "eetag" not in set(METHODS)
     with pytest.raises(EtagError, match="unknown method 'eetag'"):
@@ -38,10 +42,11 @@ def test_a_new_method_has_its_prefix_at_once(monkeypatch):
         pass
 
     monkeypatch.setattr(METHODS, "_items", METHODS._items | {"mine": Mine})
-    Mine.name, Mine.__bases__ = "mine", (Method,)
-    Mine.Options, Mine.info = Fine.Options, MethodInfo("a", "b", "c")
+    Mine.name, Mine.info = "mine", MethodInfo("Mine", "a", "b", "c")
     assert METHODS["emine"].Options(name="emine").embedding is not None
     assert METHODS["emine"].info.summary == "a; with embedding distillation"
+    assert METHODS["emine"].info.title == "eMine"
+    assert METHODS["emine"].is_embedded
 
 
 def test_a_preset_goes_below_what_is_given_and_above_the_defaults():
@@ -75,9 +80,9 @@ WITH_GENERATOR = (
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_cards_tell_what_is_kept(name):
+def test_the_info_says_what_is_stored(name):
     info = METHODS[name].info
-    assert all((info.summary, info.source, info.stores, info.head))
+    assert all((info.title, info.summary, info.source, info.stores, info.head))
     assert info.exemplars == (name.removeprefix("e") in ("il2m", "lucir", "podnet"))
     assert (info.generator is not None) == (name in WITH_GENERATOR)
     assert info.all_data == name.endswith("joint")

@@ -123,8 +123,8 @@ def test_a_description_has_no_path_of_initial_weights_and_nothing_of_the_method(
 def test_an_unknown_answer_rule_is_refused(learned):
     _, classifier = learned("fine")
     description = classifier.describe()
-    description["answer"]["kind"] = "oracle"
-    with pytest.raises(ValueError, match="it uses the answer rule 'oracle', which is not known here"):
+    description["answer"]["module"] = "Oracle"
+    with pytest.raises(ValueError, match="it contains a 'Oracle', which is not known here"):
         Classifier.empty(description)
 
 

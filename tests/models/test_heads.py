@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from etag.core.random import Stream
-from etag.models.heads import CosineHead, HeadOptions, LinearHead, ProxyHead, empty_head
+from etag.models.heads import CosineHead, HeadOptions, LinearHead, ProxyHead
+from etag.models.structure import build_empty, describe
 
 
 def grown(*blocks, bias=True):
@@ -263,16 +264,16 @@ def test_a_head_is_built_again_from_its_description(kind):
     head = heads[kind]
     for number, outputs in enumerate((3, 2)):
         head.grow(outputs, Stream.root(0).generator(number))
-    again = empty_head(**json.loads(json.dumps(head.describe())))
+    again = build_empty(json.loads(json.dumps(describe(head))))
     again.load_state_dict(head.state_dict())
-    assert again.describe() == head.describe()
+    assert describe(again) == describe(head)
     assert again.outputs == head.outputs == 5
     assert torch.equal(again(FEATURES), head(FEATURES))
 
 
 def test_a_description_of_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="unknown kind of head 'quadratic'"):
-        empty_head("quadratic", 5, [2])
+    with pytest.raises(ValueError, match="'Quadratic', which is not known here: load the plug-in"):
+        build_empty({"module": "Quadratic", "features": 5})
 
 
 def test_removing_a_class_leaves_the_rows_of_the_others():

@@ -22,7 +22,7 @@ class Stored(StoredTensors):
 
 def test_stored_tensors_take_the_shape_of_loaded_ones():
     saved, fresh = Stored(), Stored()
-    saved.keep(means=torch.arange(6.0).view(2, 3), count=torch.tensor(7))
+    saved.store(means=torch.arange(6.0).view(2, 3), count=torch.tensor(7))
     fresh.load_state_dict(saved.state_dict())
     assert torch.equal(fresh.means, saved.means)
     assert fresh.count == 7
@@ -38,7 +38,7 @@ def test_loaded_tensors_are_copies():
 
 def test_stored_tensors_can_be_loaded_as_part_of_a_larger_module():
     whole, fresh = (nn.ModuleDict({"stored": Stored(), "layer": nn.Linear(1, 1)}) for _ in range(2))
-    whole["stored"].keep(means=torch.ones(4, 3))
+    whole["stored"].store(means=torch.ones(4, 3))
     fresh.load_state_dict(whole.state_dict())
     assert fresh["stored"].means.shape == (4, 3)
 
@@ -50,10 +50,10 @@ def test_missing_or_unknown_keys_are_an_error():
         Stored().load_state_dict(Stored().state_dict() | {"others": torch.zeros(1)})
 
 
-def test_keep_replaces_only_the_named_tensors_and_adds_no_parameters():
+def test_store_replaces_only_the_named_tensors_and_adds_no_parameters():
     stored = Stored()
-    stored.keep(means=torch.ones(1, 3))
-    stored.keep(count=torch.tensor(2))
+    stored.store(means=torch.ones(1, 3))
+    stored.store(count=torch.tensor(2))
     assert (stored.means.shape, stored.count.item()) == ((1, 3), 2)
     assert list(stored.parameters()) == []
     assert set(stored.state_dict()) == {"means", "count"}

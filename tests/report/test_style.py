@@ -20,7 +20,11 @@ def plugin(monkeypatch):
 
     def add(name, **info):
         like = METHODS["fine"]
-        made = type("Mine", (like,), {"info": MethodInfo("a", "b", "c", **info), "name": name})
+        made = type(
+            "Mine",
+            (like,),
+            {"info": MethodInfo(**{"title": "", "summary": "a", "source": "b", "stores": "c"} | info), "name": name},
+        )
         monkeypatch.setitem(METHODS._items, name, made)
 
     return add

@@ -17,6 +17,7 @@ from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
 from etag.core.text import duration
+from etag.core.work import Callback
 from etag.data.preprocess import Preprocess
 from etag.data.sources.folder import MEAN, STD
 from etag.engine.progress import ProgressBars
@@ -24,6 +25,7 @@ from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import RunConfig, resolve
 from etag.experiments.estimate import seconds_of_task
 from etag.learner.calibration import Calibration
+from etag.learner.callbacks import create_callbacks
 from etag.learner.config import OPEN_END, LearnerConfig, create_method
 from etag.learner.learner import Learner, LessonPlan, silent
 from etag.learner.model_directory import About, Lesson, ModelDirectory, Name
@@ -177,9 +179,13 @@ def _lesson(
     plan = LessonPlan(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
     with ExitStack() as stack:
         stack.enter_context(stop.on_signals(say))
-        bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
-        stack.callback(bars.close)
-        learner = Learner(method, runtime, directory, about, [bars], stop=stop, say=say)
+        callbacks: list[Callback] = []
+        if runtime.leader:
+            bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
+            callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
+        for callback in callbacks:
+            stack.callback(callback.close)
+        learner = Learner(method, runtime, directory, about, callbacks, stop=stop, say=say)
         evaluation = learner.learn(task, plan)
     assert learner.calibration is not None
     rows = {name: evaluation.confusion[learner.about.classes.index(name)] for name in images.names}

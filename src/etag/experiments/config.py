@@ -11,6 +11,7 @@ from etag.core.errors import EtagError
 from etag.core.options import Options, RuntimeOptions, merge
 from etag.data.source import SOURCES, DataOptions
 from etag.experiments import plugins, recipes, yaml
+from etag.learner.callbacks import check_callbacks
 from etag.learner.config import LearnerConfig
 from etag.methods.registry import METHODS
 from etag.models.backbone import BACKBONES
@@ -103,6 +104,7 @@ def validate(values: dict[str, Any]) -> RunConfig:
     except ValidationError as error:
         raise EtagError("; ".join(_explain(item, values) for item in error.errors()) + ".") from None
     SOURCES[config.data.name], BACKBONES[config.model.backbone]  # an unknown name is an error now, not later
+    check_callbacks(config.runtime.callbacks)
     return config
 
 

@@ -1,6 +1,6 @@
 """Callbacks by name: `runtime.callbacks` turns them on; plug-ins register their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,9 +24,14 @@ def callback(name: str) -> Callable[[F], F]:
     return register
 
 
-def create_callbacks(names: tuple[str, ...], folder: Path) -> list[Callback]:
-    """The callbacks of these names for a run or model directory."""
+def check_callbacks(names: Iterable[str]) -> None:
+    """Raise an error if there is no callback of one of these names."""
     for name in names:
         if name not in CALLBACKS:
             raise unknown_name("callback", name, CALLBACKS)
+
+
+def create_callbacks(names: Iterable[str], folder: Path) -> list[Callback]:
+    """The callbacks of these names for a run or model directory."""
+    check_callbacks(names)
     return [CALLBACKS[name](folder) for name in names]

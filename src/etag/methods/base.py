@@ -92,7 +92,7 @@ class MethodOptions(Options):
 class PerTaskMethodOptions(MethodOptions):
     """Options of methods whose tasks have one head each, unless `head.per_task` is turned off."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"per_task": True}}
+    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "linear", "per_task": True}}
     head_growths: ClassVar[tuple[str, ...]] = ("growing",)
     head_per_task: ClassVar[bool] = True
 

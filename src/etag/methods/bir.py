@@ -114,6 +114,7 @@ class BirOptions(FrozenFeatureMethodOptions):
     "bir",
     MethodInfo(
         title="BI-R",
+        color="#009E73",
         summary="one gated network classifies frozen features and replays them with its earlier soft predictions",
         source="van de Ven et al., 2020",
         stores="backbone, head of the base classes, network, its Adam state; one Gaussian, gates and row per class",

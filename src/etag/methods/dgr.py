@@ -64,6 +64,7 @@ class DgrOptions(MethodOptions):
 
 INFO = MethodInfo(
     title="DGR",
+    color="#0072B2",
     summary="images of old classes are generated, labeled by the previous solver, and learned again",
     source="Shin et al., 2017",
     stores="solver, generator of images; one row per class in both",

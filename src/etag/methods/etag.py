@@ -5,7 +5,7 @@ conditional VAE of the frozen solver's features: by Eq. (6), and by Eq. (10) onc
 paper's ablations B0 to B4 are this method with parts of it turned off (gfr.py).
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
@@ -34,6 +34,7 @@ GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | Prototype
 class EtagOptions(MethodOptions):
     """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
+    preset: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
     guidance: bool = Field(True, description="the frozen classifier guides the VAE's training (third line of Eq. 6)")

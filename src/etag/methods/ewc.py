@@ -28,6 +28,7 @@ class EwcOptions(PerTaskMethodOptions):
     "ewc",
     MethodInfo(
         title="EWC",
+        color="#E69F00",
         summary="a penalty on moving important weights, measured by their Fisher information",
         source="Kirkpatrick et al., 2017",
         stores="solver, one importance per backbone weight; one row per class in the heads",

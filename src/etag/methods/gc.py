@@ -73,6 +73,7 @@ class GcOptions(FrozenFeatureMethodOptions):
     "gc",
     MethodInfo(
         title="GC",
+        color="#CC79A7",
         summary="a small VAE for each class on frozen features; the class with the highest likelihood wins",
         source="van de Ven et al., 2021",
         stores="backbone, head of the base classes; one VAE per class",

@@ -22,6 +22,7 @@ class GfrOptions(EtagOptions):
     "gfr",
     MethodInfo(
         title="GFR",
+        color="#0072B2",
         summary="feature distillation, and features of old classes replayed by a generator",
         source="Liu et al., 2020; generator as in the eTag paper",
         stores="solver, generator; one row per class in head and generator",
@@ -36,8 +37,12 @@ class GFR(ETag):
     has_embedded_variant = True
 
 
+COLORS = {"b0": "#E69F00", "b1": "#56B4E9", "b2": "#0072B2", "b3": "#009E73", "b4": "#CC79A7"}
+
+
 def _ablation(of: type[ETag], name: str, summary: str, preset: dict[str, Any], **changes: Any) -> None:
-    info = replace(INFO, title=name.upper(), summary=summary, source="the eTag paper's ablation", color=None)
+    info = replace(INFO, title=name.upper(), summary=summary, color=COLORS[name])
+    info = replace(info, source="the eTag paper's ablation")
     METHODS.add(name)(variant(of, name, replace(info, **changes), preset))
 
 

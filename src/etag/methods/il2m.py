@@ -28,6 +28,7 @@ class Il2mOptions(ExemplarMethodOptions):
     "il2m",
     MethodInfo(
         title="IL2M",
+        color="#0072B2",
         summary="fine-tuning with exemplars; scores are rectified by those that classes had when they were new",
         source="Belouadah and Popescu, 2019",
         stores="solver, 20 images per class; one row in the head and two mean scores per class, one mean per task",

@@ -37,6 +37,7 @@ class LucirOptions(ExemplarMethodOptions):
     "lucir",
     MethodInfo(
         title="Lucir",
+        color="#009E73",
         summary="cosine head, distillation of feature directions, a margin between old and new classes",
         source="Hou et al., 2019",
         stores="solver, 20 images per class; one row per class in the head",

@@ -20,6 +20,7 @@ class LwfOptions(PerTaskMethodOptions):
     "lwf",
     MethodInfo(
         title="LwF",
+        color="#009E73",
         summary="distillation of the old heads' outputs on new images",
         source="Li and Hoiem, 2017",
         stores="solver; one row per class in the heads",

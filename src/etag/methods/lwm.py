@@ -31,6 +31,7 @@ class LwmOptions(PerTaskMethodOptions):
     "lwm",
     MethodInfo(
         title="LwM",
+        color="#CC79A7",
         summary="distillation of the old heads' outputs and of attention maps",
         source="Dhar et al., 2019",
         stores="solver; one row per class in the heads",

@@ -24,6 +24,7 @@ class MasOptions(PerTaskMethodOptions):
     "mas",
     MethodInfo(
         title="MAS",
+        color="#56B4E9",
         summary="a penalty on moving the weights that the outputs are sensitive to",
         source="Aljundi et al., 2018",
         stores="solver, one importance per backbone weight; one row per class in the heads",

@@ -34,6 +34,7 @@ class PassOptions(MethodOptions):
     "pass",
     MethodInfo(
         title="PASS",
+        color="#CC79A7",
         summary="rotations as classes of their own, replayed prototypes with noise, feature distillation",
         source="Zhu et al., 2021",
         stores="solver; one prototype and four rows of the head per class",

@@ -52,6 +52,7 @@ class PodnetOptions(ExemplarMethodOptions):
     "podnet",
     MethodInfo(
         title="PODNet",
+        color="#E69F00",
         summary="distillation of pooled maps at every stage, several proxies per class",
         source="Douillard et al., 2020",
         stores="solver, 20 images per class; ten rows per class in the head",

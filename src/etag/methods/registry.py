@@ -73,7 +73,6 @@ def _embedded(name: str, of: type[AnyMethod]) -> type[AnyMethod]:
         summary=f"{of.info.summary}; with embedding distillation",
         source=f"{of.info.source}; the eTag paper",
         stores=f"{of.info.stores}; auxiliary classifiers of the base classes",
-        color=None,
     )
     created = variant(of, name, info, {"embedding": {}})
     created.is_embedded = True

@@ -58,8 +58,8 @@ class NaiveGan:
         first = self.naive.linear(self.c.first, x)
         second = self.naive.linear(self.c.second, first * slope(first))
         vectors = self.naive.matrix(*(block.weight for block in self.c.classes))[np.asarray(labels)]
-        direction = vectors + self.naive.matrix(self.c.answer.weight)
-        said = (direction * second * slope(second)).sum(1) + self.c.answer.bias.item()
+        direction = vectors + self.naive.matrix(self.c.score.weight)
+        said = (direction * second * slope(second)).sum(1) + self.c.score.bias.item()
         back = (direction * slope(second)) @ self.naive.matrix(self.c.second.weight)
         return said, (back * slope(first)) @ self.naive.matrix(self.c.first.weight)
 
@@ -148,7 +148,7 @@ def test_the_critics_terms_leave_the_generator_without_gradient(at_task):
         phase.module(batch_of(phase), group="critic")[term].backward()
         assert pulled(gan.generator) == set()
         # biases cancel or have no slope; rows of old classes see no data
-        assert {"first.weight", "second.weight", "answer.weight", "classes.1.weight"} <= pulled(gan.critic)
+        assert {"first.weight", "second.weight", "score.weight", "classes.1.weight"} <= pulled(gan.critic)
 
 
 def test_the_generator_learns_through_the_critic_and_from_its_old_self(at_task):

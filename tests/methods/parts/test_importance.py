@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -28,9 +29,9 @@ def at_task(lab, disturb):
 def pass_of(laboratory, index=0):
     """The pass in which a method measures its importances."""
     method = laboratory.method
-    images = method.importance.images(laboratory.task(index), method.stream("importance"))
-    size = method.context.train.batch_size
-    return method.importance.data_pass(method.solver, method.pass_batches("importance", images, size=size))
+    batches = partial(method.pass_batches, "importance", size=method.context.train.batch_size)
+    task, stream = laboratory.task(index), method.stream("importance")
+    return next(method.importance.measure(task, method.solver, batches, stream))
 
 
 def importances(laboratory, index=0):

@@ -1,4 +1,4 @@
-"""A run that is cut inside a task goes on to the same result, bit for bit, whatever the method and the moment."""
+"""A run that is killed inside a task is resumed to the same result, bit for bit, for every method and moment."""
 
 import json
 import os
@@ -10,10 +10,9 @@ import time
 
 import pytest
 import torch
-from etag.experiments.checkpointer import Interrupted
-from etag.experiments.store import RunDirectory, tensors
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
+from tests.runs import assert_same
 
 from etag.engine import engine, runtime, training
 from etag.experiments.run import run
@@ -27,8 +26,8 @@ OFTEN = {
 }
 GENERATOR = {"method.generator.train.epochs": 3, "method.generator.feature_passes": 2}
 SMALL = {
-    "gc": {"method.feature_passes": 2, "method.generator.train.steps": 6},
-    "bir": {"method.feature_passes": 2, "method.generator": {"hidden": 32, "train": {"steps": 6, "batch_size": 8}}},
+    "gc": {"method.features.passes": 2, "method.generator.train.steps": 6},
+    "bir": {"method.features.passes": 2, "method.generator": {"hidden": 32, "train": {"steps": 6, "batch_size": 8}}},
     "abd": {"method.generator": {"latent": 8, "train": {"steps": 8, "batch_size": 8}}},
 }
 HAS_GENERATOR = ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3", "dgr", "edgr", "tag")
@@ -40,9 +39,9 @@ class Cut(Exception):
 
 @pytest.fixture
 def cut_at(monkeypatch):
-    """Let the process die before the n-th step or batch of a sweep, counted over the whole sitting."""
+    """Let the process die before the n-th step or batch of a data pass, counted over one call of `run`."""
     monkeypatch.setattr(training, "LOG_EVERY", 3)
-    step, visits = training.Training._step, engine.Engine._visits
+    step, results = training.Training._step, engine.Engine._results
     left = [0]
 
     def count():
@@ -54,13 +53,13 @@ def cut_at(monkeypatch):
         count()
         return step(*arguments)
 
-    def counted_visits(*arguments):
-        for found in visits(*arguments):
+    def counted_results(*arguments):
+        for found in results(*arguments):
             count()
             yield found
 
     monkeypatch.setattr(training.Training, "_step", counted_step)
-    monkeypatch.setattr(engine.Engine, "_visits", counted_visits)
+    monkeypatch.setattr(engine.Engine, "_results", counted_results)
 
     def set_limit(steps):
         left[0] = steps
@@ -68,46 +67,28 @@ def cut_at(monkeypatch):
     return set_limit
 
 
-def outcome(path):
-    """All that must be the same: every number that is no time, every weight, every logged term."""
-    directory = RunDirectory(path)
-    metrics = json.loads(directory.metrics.read_text())
-    numbers = {key: metrics[key] for key in ("accuracy_matrix", "task_aware_matrix", "confusion", "stored_bytes")}
-    lines = [json.loads(line) for line in directory.steps.read_text().splitlines()]
-    told = [(line["task"], line["phase"], line["step"], line["lr"], line["terms"]) for line in lines]
-    return numbers, told, tensors(directory.load_model())
-
-
-def assert_same(left, right):
-    (numbers, told, weights), (other_numbers, other_told, other_weights) = outcome(left), outcome(right)
-    assert numbers == other_numbers
-    assert told == other_told
-    assert weights.keys() == other_weights.keys()
-    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
-
-
 def cut_until_done(config, path, cut_at, steps):
-    """Sittings of so many steps each, the last of which comes to the end; how many there were."""
-    for sitting, limit in enumerate([*steps, 0], start=1):
+    """Call `run` until it ends, cutting it after so many steps each time; returns the number of calls."""
+    for call, limit in enumerate([*steps, 0], start=1):
         cut_at(limit)
         try:
             run(config, path)
         except Cut:
             continue
-        return sitting
+        return call
     raise AssertionError("it never ended")
 
 
-def test_cut_at_five_steps_it_ends_as_one_that_never_was(small, every_method, tmp_path, cut_at):
+def test_a_run_cut_five_times_ends_as_one_that_was_never_cut(small, every_method, tmp_path, cut_at):
     name = every_method
     own = GENERATOR if name in HAS_GENERATOR else SMALL.get(name) or SMALL.get(name.removeprefix("e"), {})
     config = small(name, **OFTEN, **own)
     run(config, tmp_path / "whole")
     chance = random.Random(name)
-    sittings = cut_until_done(config, tmp_path / "cut", cut_at, [chance.randint(4, 9) for _ in range(5)])
-    assert sittings > 2
+    calls = cut_until_done(config, tmp_path / "cut", cut_at, [chance.randint(4, 9) for _ in range(5)])
+    assert calls > 2
     assert_same(tmp_path / "whole", tmp_path / "cut")
-    assert not (tmp_path / "cut" / "checkpoints").exists()
+    assert not (tmp_path / "cut" / "work").exists()
 
 
 @pytest.mark.parametrize(
@@ -119,14 +100,14 @@ def test_cut_at_five_steps_it_ends_as_one_that_never_was(small, every_method, tm
     ],
     ids=["plateau", "plateau on the training loss", "steps"],
 )
-def test_so_do_other_schedules(small, options, tmp_path, cut_at):
+def test_other_schedules_are_resumed_too(small, options, tmp_path, cut_at):
     config = small("fine", **(OFTEN | {"train.epochs": 8} | options))
     run(config, tmp_path / "whole")
     cut_until_done(config, tmp_path / "cut", cut_at, [5, 6, 7, 8, 9, 10])
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_so_does_a_game_of_two_players(small, tmp_path, cut_at):
+def test_two_parameter_groups_are_resumed_too(small, tmp_path, cut_at):
     generator = {"kind": "wgan", "last_task": True, "feature_passes": 2, "train": {"epochs": 4, "batch_size": 16}}
     config = small("gfr", **(OFTEN | {"method.generator": generator}))
     run(config, tmp_path / "whole")
@@ -140,15 +121,15 @@ def test_checkpoints_can_be_counted_in_steps(small, tmp_path, cut_at):
     cut_at(12)  # the base task has 12 steps
     with pytest.raises(Cut):
         run(config, tmp_path / "cut")
-    content = json.loads(json.loads(newest(tmp_path / "cut" / "checkpoints").read_text())["content"])
+    content = json.loads(json.loads(newest(tmp_path / "cut" / "work" / "checkpoints").read_text())["content"])
     assert content["logged"] == {"solver": 6}, "the first chance after 5 steps, where every third is one"
     cut_at(0)
     run(config, tmp_path / "cut")
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_the_scale_of_half_precision_is_gone_on_with(small, tmp_path, cut_at, monkeypatch):
-    """Fabric has half precision on GPUs only; its own plug-in with a scaler for the CPU is the real thing here."""
+def test_the_scale_of_half_precision_is_resumed(small, tmp_path, cut_at, monkeypatch):
+    """Fabric has half precision on GPUs only; its own plug-in with a scaler for the CPU stands in for it."""
 
     def with_scaler(**options):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
@@ -162,12 +143,15 @@ def test_the_scale_of_half_precision_is_gone_on_with(small, tmp_path, cut_at, mo
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_run_keeps_as_many_files_however_many_tasks_it_has(small, tmp_path):
-    names = []
+def test_a_run_has_as_many_files_however_many_tasks_it_has(small, tmp_path):
+    counts = []
     for tasks in (1, 4):
-        run(small("elucir", **(OFTEN | {"split": f"b2-{tasks}x1"})), tmp_path / str(tasks))
-        names.append({file.relative_to(tmp_path / str(tasks)) for file in (tmp_path / str(tasks)).rglob("*")})
-    assert names[0] == names[1]
+        out = tmp_path / str(tasks)
+        run(small("elucir", **(OFTEN | {"split": f"b2-{tasks}x1"})), out)
+        files = [file.relative_to(out) for file in out.rglob("*") if file.is_file()]
+        counts.append(sorted(str(file.parent) for file in files if file.parts[0] != "versions"))
+        assert [file.name for file in files if file.parts[0] == "versions"] == ["about.json"]
+    assert counts[0] == counts[1]
 
 
 # -- damage -----------------------------------------------------------------------------------------
@@ -203,19 +187,19 @@ def part(folder):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_found_out_and_the_one_before_it_used(small, damage, tmp_path, cut_at, capsys):
+def test_a_damaged_checkpoint_is_detected_and_the_one_before_it_used(small, damage, tmp_path, cut_at, capsys):
     config = small("eewc", **OFTEN)
     run(config, tmp_path / "whole")
     cut_at(9)
     with pytest.raises(Cut):
         run(config, tmp_path / "cut")
-    assert len(list((tmp_path / "cut" / "checkpoints").glob("checkpoint-*.json"))) == 2
-    DAMAGE[damage](tmp_path / "cut" / "checkpoints")
+    assert len(list((tmp_path / "cut" / "work" / "checkpoints").glob("checkpoint-*.json"))) == 2
+    DAMAGE[damage](tmp_path / "cut" / "work" / "checkpoints")
     cut_at(0)
     capsys.readouterr()
     run(config, tmp_path / "cut", verbose=True)
-    said = " ".join(capsys.readouterr().out.split())
-    assert ("is damaged: the one before it is used" in said) == (damage != "manifest missing")
+    output = " ".join(capsys.readouterr().out.split())
+    assert ("is damaged: the one before it is used" in output) == (damage != "manifest missing")
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -224,9 +208,11 @@ def test_what_does_not_change_is_written_once(small, tmp_path, cut_at):
     cut_at(30)
     with pytest.raises(Cut):
         run(config, tmp_path)
-    manifests = [json.loads(json.loads(file.read_text())["content"]) for file in tmp_path.glob("checkpoints/*.json")]
+    manifests = [
+        json.loads(json.loads(file.read_text())["content"]) for file in tmp_path.glob("work/checkpoints/*.json")
+    ]
     named = {name for manifest in manifests for name in [*manifest["parts"].values(), *manifest["results"]] if name}
-    assert {file.stem for file in tmp_path.glob("checkpoints/*.safetensors")} == named
+    assert {file.stem for file in tmp_path.glob("work/checkpoints/*.safetensors")} == named
     assert len({manifest["parts"]["exemplars"] for manifest in manifests}) == 1
 
 
@@ -234,7 +220,7 @@ def test_what_does_not_change_is_written_once(small, tmp_path, cut_at):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_asked_to_stop_it_saves_first_and_says_how_to_go_on(tmp_path, number, code):
+def test_a_signal_saves_first_and_prints_how_to_resume(tmp_path, number, code):
     words = ["run", "--method", "fine", "--set", "train.epochs=400", "--set", "model.width=4", "--out", "run"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "etag.cli", *words]
@@ -244,12 +230,8 @@ def test_asked_to_stop_it_saves_first_and_says_how_to_go_on(tmp_path, number, co
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=60)[1]
     assert process.returncode == code
-    assert "the same command goes on in 'run' from the last checkpoint" in said
-    assert list((tmp_path / "run" / "checkpoints").glob("checkpoint-*.json"))
-
-
-def test_in_python_it_is_a_keyboard_interrupt():
-    assert issubclass(Interrupted, KeyboardInterrupt)
-    assert Interrupted(15).exit_code == 143
+    assert "the same command" in errors
+    assert "'run' from the last checkpoint" in errors
+    assert list((tmp_path / "run" / "work" / "checkpoints").glob("checkpoint-*.json"))

@@ -1,0 +1,71 @@
+"""PASS: rotations as classes of their own, prototypes replayed with noise, features distilled."""
+
+import math
+
+import pytest
+import torch
+
+from etag.core.outputs import Need
+from etag.data.views import ROTATIONS
+from etag.methods.pass_ import PassOptions
+
+
+@pytest.fixture
+def at_second_task(lab, disturb):
+    """A laboratory with prototypes whose second task has begun, old and new solvers differing; its solver phase."""
+
+    def make(**options):
+        laboratory = lab("pass", options)
+        laboratory.learn(0)
+        laboratory.begin(1)
+        disturb(laboratory.method.solver)
+        return laboratory, laboratory.works(1)["solver"]
+
+    return make
+
+
+def test_its_terms_are_those_of_the_paper(at_second_task, naive):
+    laboratory, phase = at_second_task(tau=0.5, l2_weight=3.0, replay_weight=2.0)
+    batch, method = next(phase.batches.epoch(0)), laboratory.method
+    terms = {name: value.item() for name, value in phase.module.eval()(batch).items()}
+    views = ROTATIONS.of(batch.inputs, batch.labels)
+    student, teacher = (n.eval()(views.inputs, Need.FEATURE).feature for n in (method.solver, method.teacher.network))
+    logits = method.solver.head(student) / 0.5
+    labels = batch.draws.integers("replay labels", 0, 3, batch.total)
+    noise = batch.draws.normal("replay noise", batch.total, student.shape[1])
+    replayed = method.prototypes.means[labels] + noise * method.prototypes.radius
+    squares = naive.squares(student, teacher)
+    expected = {
+        "ce": naive.cross_entropy(logits, views.labels),
+        "l2": 3 * math.sqrt(sum(squares)),
+        "replay": 2 * naive.cross_entropy(method.solver.head(replayed) / 0.5, 4 * labels),
+    }
+    assert terms == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_rotated_image_has_a_class_of_its_own_and_the_upright_one_is_predicted(lab):
+    laboratory = lab("pass")
+    laboratory.learn(0)
+    method, images = laboratory.method, laboratory.task(0).test
+    assert method.solver.head.outputs == 4 * 3
+    inputs = laboratory.preprocess.test(images.pixels)
+    with torch.no_grad():
+        logits = method.solver.eval()(inputs, Need.LOGITS).logits
+        found = method.classifier().eval()(inputs)
+    torch.testing.assert_close(found, logits[:, ::4].log_softmax(1))
+
+
+def test_prototypes_are_the_mean_features_of_the_trained_solver(lab):
+    laboratory = lab("pass")
+    laboratory.learn(0, 1)
+    method, images = laboratory.method, laboratory.task(1).train
+    with torch.no_grad():
+        features = method.solver.eval()(laboratory.preprocess.test(images.pixels), Need.FEATURE).feature
+    for label in (3, 4):
+        torch.testing.assert_close(method.prototypes.means[label], features[images.labels == label].mean(0))
+    assert method.prototypes.means.shape[0] == 5
+
+
+def test_its_defaults():
+    o = PassOptions(name="pass")
+    assert (o.tau, o.l2_weight, o.l2_reduction, o.replay_weight) == (0.1, 10.0, "frobenius", 10.0)
