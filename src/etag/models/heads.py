@@ -1,7 +1,7 @@
 """Classification heads that grow by blocks, one block per task."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -62,8 +62,6 @@ class LinearHead(Described):
     Adam's weight decay.
     """
 
-    arguments: ClassVar[tuple[str, ...]] = ("features", "bias", "block_sizes")
-
     def __init__(self, features: int, bias: bool = True, block_sizes: Sequence[int] = ()) -> None:
         super().__init__()
         self.features, self.bias = features, bias
@@ -117,7 +115,6 @@ class LinearHead(Described):
 class CosineHead(LinearHead):
     """Scaled cosines of the feature and one vector per class (Hou et al., 2019); the scale is learned."""
 
-    arguments: ClassVar[tuple[str, ...]] = ("features", "block_sizes")
     proxies = 1  # rows per class
 
     def __init__(self, features: int, scale: float = 1.0, block_sizes: Sequence[int] = ()) -> None:
@@ -142,8 +139,6 @@ class CosineHead(LinearHead):
 
 class ProxyHead(CosineHead):
     """Local similarity classifier (Douillard et al., 2020): several proxies per class, nearer ones weigh more."""
-
-    arguments = ("features", "proxies", "gamma", "block_sizes")
 
     def __init__(
         self,

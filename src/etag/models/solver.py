@@ -80,17 +80,13 @@ class Solver(nn.Module):
                     return outputs
                 if not need & Need.VIEW_FEATURES:
                     rows.drop_views()
-            signed = self.backbone.signed and number == last
-            if need & Need.STAGES or signed:
+            if need & Need.STAGES:
                 rows.apply(stage[:-1])
-                if need & Need.STAGES:
-                    outputs.raw_stages.append(rows.images)
-                if not signed:
-                    rows.apply(stage[-1])
+                outputs.raw_stages.append(rows.images)
+                rows.apply(stage[-1])
+                outputs.stages.append(rows.images)
             else:
                 rows.apply(stage)
-            if need & Need.STAGES:
-                outputs.stages.append(rows.images)
             if number <= len(auxiliaries):
                 outputs.auxiliary.append(auxiliaries[number - 1](rows.views))
         if need & Need.VIEW_FEATURES:
@@ -116,9 +112,8 @@ class Solver(nn.Module):
 
     def classify(self, maps: Tensor, stage: int) -> Tensor:
         """Logits from the map after stage `stage` (1 .. L), after its activation."""
-        last = len(self.backbone.stages)
-        for number, later in list(enumerate(self.backbone.stages, start=1))[stage:]:
-            maps = later[:-1](maps) if self.backbone.signed and number == last else later(maps)
+        for later in list(self.backbone.stages)[stage:]:
+            maps = later(maps)
         logits: Tensor = self.head(self.backbone.pool(maps))
         return logits
 
@@ -185,10 +180,6 @@ class Teacher(Frozen[Solver]):
     @torch.no_grad()
     def targets(self, views: Tensor | Views, need: Need) -> Outputs:
         """Its outputs as constants. Not in inference mode, whose tensors could not enter a loss."""
-        return self.differentiable(views, need)
-
-    def differentiable(self, views: Tensor | Views, need: Need) -> Outputs:
-        """Its outputs, with gradients back to the images."""
         outputs: Outputs = self.network(views, need)
         return outputs
 

@@ -20,7 +20,7 @@ class MLP(Backbone):
         self.feature_size = width
         self.stages = Modules([nn.Sequential(nn.Flatten(), *_layer(inputs, width)), self.new_stage(2)])
 
-    def new_stage(self, _: int) -> nn.Sequential:
+    def new_stage(self, _number: int, _short: bool = False) -> nn.Sequential:
         """Return a new hidden layer."""
         return nn.Sequential(*_layer(self.feature_size, self.feature_size))
 

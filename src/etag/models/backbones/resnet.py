@@ -57,16 +57,10 @@ class ResNet(Backbone):
         first = nn.Sequential(*stem, *self._stage(width, width, 1, blocks))
         self.stages = Modules([first, *(self.new_stage(number) for number in range(2, stages + 1))])
 
-    def new_stage(self, number: int) -> nn.Sequential:
-        """Return a new stage of twice the width and half the side; after the last one, both stay the same."""
-        return self._later_stage(number, self.blocks)
-
-    def short_stage(self, number: int) -> nn.Sequential:
-        """Return the stage with one block only."""
-        return self._later_stage(number, 1)
-
-    def _later_stage(self, number: int, blocks: int) -> nn.Sequential:
-        before = self.widths[number - 2]
+    def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
+        """Return a new stage of twice the width and half the side, or (after the last one) of the same; a short one
+        has one block."""
+        before, blocks = self.widths[number - 2], 1 if short else self.blocks
         if number > len(self.widths):
             return self._stage(before, before, 1, blocks)
         return self._stage(before, self.widths[number - 1], 2, blocks)
