@@ -36,7 +36,7 @@ test-all: lint
 
 # kills real processes, again and again; prints where, and that nothing was lost
 crash-test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 tests/experiments/test_checkpointer.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 tests/learner/test_checkpoints.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py
 
 fuzz: $(STAMP)

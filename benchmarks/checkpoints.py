@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/checkpoints.py [--width 64] [--rounds 5]
 
-Each round trains the same steps twice, once with a journal that saves once on the way and once without any,
+Each round trains the same steps twice, once with a checkpointer that saves once and once without any,
 alternating; the difference is the price of a checkpoint, and its share of the default interval is printed. The files
 are really written and flushed. Run it while nothing else runs.
 """
@@ -14,7 +14,6 @@ import time
 from copy import deepcopy
 from pathlib import Path
 
-from etag.experiments.checkpointer import Stop, TaskCheckpointer
 from lightning_fabric import Fabric
 
 from engine_overhead import second_task
@@ -22,6 +21,8 @@ from etag.core.options import RuntimeOptions
 from etag.engine import training
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
+from etag.learner.checkpoints import TaskCheckpointer
+from etag.learner.stopping import Stop
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def second_task(
 def bare_epoch(method: ETag, task: Task, batch: int) -> None:
     """The same epoch as one would write it in a script."""
     solver, teacher = method.solver, method.teacher.network
-    decoder = method.replay.old.network
+    decoder = method.generator.old.network
     solver.train()
     for part in solver.modules():
         if isinstance(part, torch.nn.BatchNorm2d):
@@ -91,10 +91,10 @@ def bare_epoch(method: ETag, task: Task, batch: int) -> None:
         with torch.no_grad():
             old_auxiliary, old_feature = look(teacher, views)
             replayed = torch.randint(0, task.old, (batch,))
-            made = decoder.decode(torch.randn(batch, decoder.latent), replayed)
+            generated = decoder.decode(torch.randn(batch, decoder.latent), replayed)
         auxiliary, feature = look(solver, views)
         loss = functional.cross_entropy(solver.head(feature), labels)
-        loss = loss + ratio * functional.cross_entropy(solver.head(made), replayed)
+        loss = loss + ratio * functional.cross_entropy(solver.head(generated), replayed)
         loss = loss + ratio * (feature - old_feature).norm(dim=1).mean()
         for new, old in zip(auxiliary, old_auxiliary, strict=True):
             log_p, log_q = (old / TAU).log_softmax(1), (new / TAU).log_softmax(1)

@@ -146,7 +146,7 @@ class Plain:
         self.network = copied(method.solver, Network(self.width, sizes, 4 * task.base))
         if not base:
             self.teacher = copied(method.teacher.network, Network(self.width, sizes[:-1], 4 * task.base)).eval()
-            self.decoder = method.replay.old.network
+            self.decoder = method.generator.old.network
         self.loader = DataLoader(Images(task.train.pixels, task.train.labels), batch, shuffle=True, drop_last=True)
         self.optimizer = torch.optim.Adam(self.network.parameters(), 1e-3, weight_decay=2e-4)
 
@@ -237,7 +237,7 @@ def main() -> None:
     method, (*_, task) = second_task(
         options.images, options.size, options.batch, options.width, begun=options.task + 1
     )
-    for module in method.parts().values():
+    for module in method.parts.values():
         disturbed(module)
     phase = next(method.phases(task))
     plain = Plain(method, task, options.batch, base)

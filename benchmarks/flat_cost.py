@@ -4,8 +4,8 @@
 
 eTag is brought to each of several tasks (its networks grow as they do in a run; they are not trained on the way), the
 same batches of random images are learned there, and the tasks take turns. Printed are the times of a solver step and
-of a generator step, and the bytes that are kept; the last table extrapolates to 10,000 classes. Run it while nothing
-else runs.
+of a generator step, and the bytes that are stored; the last table extrapolates to 10,000 classes. Run it while
+nothing else runs.
 """
 
 import argparse
@@ -35,19 +35,19 @@ TASKS = (2, 5, 10, 25, 50, 100, 200)
 NEW = 5  # classes of every task
 
 
-def kept(method: ETag) -> dict[str, int]:
-    """Bytes of what is kept, by part."""
+def stored(method: ETag) -> dict[str, int]:
+    """Bytes of what is stored, by part."""
     solver = {
         "backbone": method.solver.backbone,
         "head": method.solver.head,
         "auxiliaries": method.solver.auxiliaries,
     }
-    parts = solver | {"generator": method.replay.generator}
+    parts = solver | {"generator": method.generator.network}
     return {name: sum(value.nbytes for value in part.state_dict().values()) for name, part in parts.items()}
 
 
 def phases_at(tasks: int, options: argparse.Namespace) -> tuple[dict[str, Phase], dict[str, int]]:
-    """The solver's and the generator's phase at a task (the first one is 1), and what is kept then."""
+    """The solver's and the generator's phase at a task (the first one is 1), and what is stored then."""
     images = options.batch * options.steps
     pixels = torch.randint(0, 256, (images, 3, options.size, options.size), dtype=torch.uint8)
     context = Context(
@@ -73,7 +73,7 @@ def phases_at(tasks: int, options: argparse.Namespace) -> tuple[dict[str, Phase]
     assert data_pass.name == "features"
     generator = plan.send(found)
     short = replace(generator, training=generator.training.model_copy(update={"batch_size": options.batch}))
-    return {"solver": solver, "generator": short}, kept(method)
+    return {"solver": solver, "generator": short}, stored(method)
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def main() -> None:
     least = {key: 1000 * min(times) for key, times in seconds.items()}
     middle = {key: 1000 * statistics.median(times) for key, times in seconds.items()}
     print(f"ResNet-18 of width {options.width}, {options.size} px, batch {options.batch}, {NEW} classes a task\n")
-    print("| task | classes | solver step, ms: minimum (median) | to task 2 | generator step, ms | kept, bytes |")
+    print("| task | classes | solver step, ms: minimum (median) | to task 2 | generator step, ms | stored, bytes |")
     print("|---|---|---|---|---|---|")
     for tasks in TASKS:
         solver, generator = least[tasks, "solver"], least[tasks, "generator"]
@@ -112,7 +112,7 @@ def main() -> None:
     added = NEW * (TASKS[-1] - TASKS[0])
     per_class = {name: (last[name] - first[name]) / added for name in first}
     print("\nbytes a class adds: " + ", ".join(f"{name} {count:.0f}" for name, count in per_class.items()))
-    print("\n| classes | kept, bytes | of these for the classes |\n|---|---|---|")
+    print("\n| classes | stored, bytes | of these for the classes |\n|---|---|---|")
     for classes in (100, 1_000, 10_000):
         grown = sum(per_class.values()) * (classes - NEW * TASKS[0])
         print(f"| {classes:,} | {sum(first.values()) + grown:,.0f} | {grown:,.0f} |")
@@ -127,11 +127,11 @@ def draw(
         left.plot(TASKS, [least[tasks, name] for tasks in TASKS], color=color, marker=mark, label=f"{name} step")
     left.set(xscale="log", xlabel="task", ylabel="milliseconds", title="Time of a training step")
     left.set_ylim(bottom=0)
-    bytes_ = [sum(kept.values()) / 1e6 for _, kept in at.values()]
-    right.plot(TASKS, bytes_, color=VERMILION, marker="o", label="kept in all")
-    growing = [(kept["head"] + kept["generator"]) / 1e6 for _, kept in at.values()]
+    bytes_ = [sum(stored.values()) / 1e6 for _, stored in at.values()]
+    right.plot(TASKS, bytes_, color=VERMILION, marker="o", label="stored in all")
+    growing = [(stored["head"] + stored["generator"]) / 1e6 for _, stored in at.values()]
     right.plot(TASKS, growing, color=GREEN, marker="s", label="head and generator")
-    right.set(xlabel="task", ylabel="megabytes", title=f"What is kept, {NEW} classes a task")
+    right.set(xlabel="task", ylabel="megabytes", title=f"What is stored, {NEW} classes a task")
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.set_xticks(TASKS, TASKS)
@@ -141,7 +141,7 @@ def draw(
         axes.spines[["top", "right"]].set_visible(False)
     right.set_xticks([2, 50, 100, 200], [2, 50, 100, 200])
     figure.savefig(out, dpi=110)
-    print(f"\npicture: {out}")
+    print(f"\nfigure: {out}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 There are 200 images of each class. A seed chooses the classes and everything else that is random. Every lesson is a
 real `etag learn` on folders, one thread, with the settings that it chooses itself; accuracy is on the 100 test images
-of each class. `joint` learns all ten classes in one lesson, so it has no old classes. What is in DIR already is not
-learned again.
+of each class. `joint` learns all ten classes in one lesson, so it has no old classes. Models that are in DIR already
+are not trained again.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from etag.app.bundle import Bundle
 from etag.app.evaluating import evaluate_folder
 from etag.app.lessons import learn_folder
 from etag.app.sources import source_folders
+from etag.learner.model_directory import ModelDirectory
 
 
 def folders(home: Path, seed: int) -> Path:
@@ -36,11 +36,13 @@ def folders(home: Path, seed: int) -> Path:
 
 
 def trial(home: Path, method: str, seed: int, settings: list[str]) -> dict[str, float]:
-    """One bundle, learned and judged."""
+    """One model, trained and evaluated."""
     images, model = folders(home, seed), home / f"{method}-{seed}"
     given = {"method": "fine" if method == "joint" else method, "seed": seed}
     for lesson in ["AB"] if method == "joint" else ["A", "B"]:
-        if not Bundle(model).exists() or set_of(images / lesson).isdisjoint(Bundle(model).about().classes):
+        if not ModelDirectory(model).exists() or set_of(images / lesson).isdisjoint(
+            ModelDirectory(model).about().classes
+        ):
             learn_folder(model, images / lesson, {} if lesson == "B" else given, settings, say=print)
     found = evaluate_folder(model, images / "test", images / "unknown")
     groups = {"old": set_of(images / "A"), "new": set_of(images / "B"), "all": set_of(images / "test")}
@@ -48,7 +50,7 @@ def trial(home: Path, method: str, seed: int, settings: list[str]) -> dict[str, 
         name: statistics.mean(right for label, (_, right) in found.per_class.items() if label in group)
         for name, group in groups.items()
     }
-    minutes = max(lesson.seconds for lesson in Bundle(model).about().history) / 60
+    minutes = max(lesson.seconds for lesson in ModelDirectory(model).about().history) / 60
     return accuracy | {"ECE": found.calibration_error, "AUROC": found.auroc or 0.0, "longest lesson, min": minutes}
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/predicting.py [--images 10000] [--size 32] [--width 16] [--rounds 3] [--files 500]
 
-A bundle with an untrained network answers images in memory (uint8 to calibrated probabilities), against the backbone
-alone on ready-made float tensors, alternating. Then it answers files, against decoding them without answering.
+A model with an untrained network predicts images in memory (uint8 to calibrated probabilities), against the backbone
+alone on float tensors, alternating. Then it predicts files, against decoding them without predicting.
 """
 
 import argparse
@@ -11,16 +11,17 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from etag.app.bundle import Classifier, new_method
 from PIL import Image
 
 from etag.app.lessons import begin
 from etag.app.predicting import BATCH, predict_files, probabilities, unlabeled_images
 from etag.core.random import Placement
+from etag.learner.config import create_method
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -38,11 +39,11 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=500)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    about = begin(options.images, {"data.size": options.size, "model.width": options.width})
-    method = new_method(about, Placement(), learns=False)
-    method.grow(10)
-    about = type(about)(**(about.__dict__ | {"classes": tuple(range(10)), "task_sizes": (10,)}))
-    classifier = Classifier(method.solver, method.predictor(), 1.0).eval()
+    about, _ = begin(options.images, {"data.size": options.size, "model.width": options.width})
+    method = create_method(about.learner_config(), Placement(), about.preprocess, channels=about.channels)
+    method.rebuild([10])
+    about = replace(about, classes=tuple(range(10)), task_sizes=(10,))
+    classifier = method.classifier().eval()
     shape = (options.images, 3, options.size, options.size)
     pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0)).byte()
     inputs = about.preprocess.test(pixels)
@@ -71,10 +72,10 @@ def main() -> None:
             Image.fromarray(np.ascontiguousarray(pixels[place % len(pixels)].permute(1, 2, 0).numpy())).save(file)
         batches = torch.split(torch.arange(len(files)), BATCH)
         decoding = seconds(lambda: list(unlabeled_images(files, about, 1).decode_batches(batches)))
-        answering = seconds(lambda: list(predict_files(classifier, about, files, workers=1)))
+        predicting = seconds(lambda: list(predict_files(classifier, about, files, workers=1)))
         alone = fastest["predict"] * options.files / options.images
-    print(f"{options.files} files: decoding alone {decoding:.2f} s, answers alone {alone:.2f} s, ", end="")
-    print(f"both {answering:.2f} s")
+    print(f"{options.files} files: decoding alone {decoding:.2f} s, predictions alone {alone:.2f} s, ", end="")
+    print(f"both {predicting:.2f} s")
 
 
 if __name__ == "__main__":

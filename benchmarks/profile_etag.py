@@ -95,8 +95,8 @@ def main() -> None:
         add(f"solver, {label}", lambda phase=solver: engine.train(phase))
     add("its batches alone", batches_of(solver))
     batch = next(solver.batches.epoch(0))
-    shown = solver.module._shown(batch)
-    add("teacher's pass, a step", lambda: method.teacher.targets(shown, solver.module._teacher_need))
+    views = solver.module._views(batch)
+    add("teacher's pass, a step", lambda: method.teacher.targets(views, solver.module._teacher_need))
     data_pass = plan.send({})
     add("features, a pass", lambda: engine.run_pass(data_pass))
     generator = plan.send(engine.run_pass(data_pass))
@@ -110,8 +110,11 @@ def main() -> None:
     )
     add(f"generator, an epoch of {steps} steps", lambda: engine.train(short))
     context = method.context
-    judged = predictions_pass(tasks, method.solver, method.predictor(), context.preprocess, placement)
-    add("evaluation", lambda: engine.run_pass(judged))
+    first, *others = (task.test for task in tasks)
+    evaluation = predictions_pass(
+        first.join(others), method.classifier(), method.task_sizes, context.preprocess, placement
+    )
+    add("evaluation", lambda: engine.run_pass(evaluation))
 
     print(
         f"ResNet-18 of width {options.width}, {options.size} px, batch {options.batch}, {options.steps} steps; "

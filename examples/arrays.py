@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 from etag import IncrementalClassifier
 
 images, labels = load_digits(return_X_y=True)
-images = images.reshape(-1, 8, 8) / 16  # fractions from 0 to 1
+images = images.reshape(-1, 8, 8) / 16  # floats from 0 to 1
 X, X_test, y, y_test = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
 
 settings = {

@@ -1,4 +1,4 @@
-"""Folders of images: learn the classes of one, then those of another, then recognize.
+"""Folders of images: learn the classes of one, then those of another, then predict the classes of a third.
 
 python examples/folders.py [FIRST SECOND LABELED]     without folders, digits are written as folders and learned
 """
@@ -12,7 +12,7 @@ from etag.app.sources import source_folders
 
 
 def main(first: Path, second: Path, labeled: Path) -> None:
-    """Learn two folders, then recognize a third."""
+    """Learn two folders, then predict the classes of a third."""
     short = {"method.generator.train.steps": 200, "method.refit.steps": 200}  # for an example: seconds, not minutes
     model = IncrementalClassifier(steps=100, size=16, width=8, settings=short, verbose=True).fit(first)
     model.partial_fit(second)  # no image of the first folder is needed any more

@@ -105,6 +105,12 @@ def test_names_of_any_kind(some, names, tmp_path):
     assert IncrementalClassifier.load(tmp_path / "saved").classes_.tolist() == model.classes_.tolist()
 
 
+def test_names_that_cannot_be_saved_are_refused_before_training(some):
+    images, _ = some((0, 1), count=4)
+    with pytest.raises(EtagError, match=r"cannot be saved: names are text, numbers, or tuples of these"):
+        small().fit(images, [frozenset(), frozenset([1])] * 4)
+
+
 def test_saved_and_loaded_it_predicts_the_same_and_learns_more(learned, some, tmp_path):
     images, _ = some(range(5), first=100)
     learned.save(tmp_path / "saved")

@@ -148,7 +148,7 @@ def test_a_run_directory_that_holds_another_run_is_left_alone(tmp_path):
     assert (tmp_path / "run" / "metrics.json").read_bytes() == before
 
 
-def test_a_place_that_can_not_be_written_is_refused_before_training(tmp_path):
+def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path):
     if os.geteuid() == 0:  # root may write anywhere but below a file
         (tmp_path / "locked").write_text("")
     else:

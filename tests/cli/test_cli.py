@@ -42,8 +42,8 @@ def test_help_does_not_import_torch(folder):
     ("command", "names"), [("methods", {"fine", "joint", "etag"}), ("data", {"digits", "cifar100"})]
 )
 def test_lists_are_tables_for_people_and_json_for_programs(command, names, folder):
-    said = json.loads(etag(command, "--json", cwd=folder).stdout)
-    assert names <= {entry["name"] for entry in said}
+    listed = json.loads(etag(command, "--json", cwd=folder).stdout)
+    assert names <= {entry["name"] for entry in listed}
     table = etag(command, cwd=folder).stdout
     assert all(name in table for name in names)
 
@@ -63,7 +63,7 @@ def test_run_writes_a_directory_with_a_report_and_a_comparison_can_be_made(folde
     done = etag("run", "--method", "fine", *SMALL, "--seed", 2, cwd=folder)
     assert done.returncode == 0, done.stderr
     where = folder / "runs" / "fine-digits-b2-2x1-seed2"
-    assert {"config.yaml", "metrics.json", "model.safetensors", "model.json", "steps.jsonl", "report.html"} <= {
+    assert {"config.yaml", "metrics.json", "current", "versions", "tensors", "steps.jsonl", "report.html"} <= {
         path.name for path in where.iterdir()
     }
     assert "A_weighted" in done.stdout
@@ -103,7 +103,7 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(words, says, folder):
     assert done.stdout == ""
 
 
-def test_a_directory_that_can_not_be_written_is_refused_before_training(folder):
+def test_a_directory_that_cannot_be_written_is_refused_before_training(folder):
     blocker = folder / "file"
     blocker.write_text("")
     done = etag("run", "--method", "fine", *SMALL, "--out", blocker / "run", cwd=folder)

@@ -1,4 +1,4 @@
-"""etag with a failpoint: child.py POINT COUNT ARGUMENTS... kills itself when it comes to POINT the COUNT-th time."""
+"""etag with a failpoint: child.py POINT COUNT ARGUMENTS... kills itself when it reaches POINT the COUNT-th time."""
 
 import os
 import signal
@@ -8,13 +8,14 @@ from etag.cli import main
 from etag.core import files
 from etag.engine import training
 from etag.engine.engine import Engine
-from etag.experiments import run
+from etag.learner import learner
+from etag.learner.model_directory import ModelDirectory
 
 POINT, COUNT = sys.argv[1], int(sys.argv[2])
 hits = 0
 
 
-def come_to(point):
+def reach(point):
     global hits
     if point == POINT:
         hits += 1
@@ -23,11 +24,11 @@ def come_to(point):
 
 
 def before(owner, name, point):
-    """Come to a point before each call."""
+    """Reach a point before each call."""
     call = getattr(owner, name)
 
     def wrapped(*arguments, **more):
-        come_to(point)
+        reach(point)
         return call(*arguments, **more)
 
     setattr(owner, name, wrapped)
@@ -39,25 +40,26 @@ class Calls:
     def __getattr__(self, name):
         points = {"fsync": "between write and fsync", "replace": "between fsync and rename"}
         if name in points:
-            come_to(points[name])
+            reach(points[name])
         return getattr(os, name)
 
 
 files.os = Calls()
 before(files, "_flush_folder", "after rename")
-before(run, "judge", "in evaluation")
-before(run.RunDirectory, "keep", "at a task boundary, before")
-before(run.TaskCheckpointer, "clear", "at a task boundary, after")
+before(learner, "evaluate", "in evaluation")
+before(ModelDirectory, "save", "before a version is saved")
+before(ModelDirectory, "drop_versions", "before old versions are removed")
+before(ModelDirectory, "clear_work", "before checkpoints are removed")
 before(training.Training, "_step", "step")
-visits = Engine._visits
+results = Engine._results
 
 
 def watched(self, data_pass, steps):
-    for found in visits(self, data_pass, steps):
-        come_to("in evaluation's sweep" if data_pass.name == "evaluation" else "in a sweep")
+    for found in results(self, data_pass, steps):
+        reach("in the evaluation pass" if data_pass.name == "evaluation" else "in a data pass")
         yield found
 
 
-Engine._visits = watched
+Engine._results = watched
 sys.argv = ["etag", *sys.argv[3:]]
 main()

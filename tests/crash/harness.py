@@ -1,4 +1,4 @@
-"""Real processes, really killed: every run must end as its uninterrupted twin. Run by `make crash-test`."""
+"""Real processes are killed; every run must end as its uninterrupted twin. Run by `make crash-test`."""
 
 import json
 import os
@@ -11,18 +11,19 @@ from pathlib import Path
 
 import torch
 
-from etag.experiments.store import RunDirectory, tensors
+from etag.experiments.run_directory import RunDirectory
 
 CHILD = Path(__file__).parent / "child.py"
 POINTS = (
     "between write and fsync",
     "between fsync and rename",
     "after rename",
-    "in a sweep",
+    "in a data pass",
     "in evaluation",
-    "in evaluation's sweep",
-    "at a task boundary, before",
-    "at a task boundary, after",
+    "in the evaluation pass",
+    "before checkpoints are removed",
+    "before a version is saved",
+    "before old versions are removed",
 )
 SETTINGS = {
     "split": "b4-3x2",
@@ -39,7 +40,7 @@ OWN = {
 }
 
 
-NO_SWEEPS = ("fine", "lwm")  # but that of the evaluation
+NO_PASSES = ("fine", "lwm")  # methods without data passes, except that of the evaluation
 
 
 def start(method, out, point="none", count=0):
@@ -52,10 +53,10 @@ def start(method, out, point="none", count=0):
 
 
 def ended(process):
-    """Wait for the end; whether it was a good one. Only a kill is excused."""
-    said = process.communicate()[1]
+    """Wait for the end; returns whether it was a good one. Only a kill is excused."""
+    errors = process.communicate()[1]
     if process.returncode not in (0, -9):
-        raise AssertionError(f"exit code {process.returncode}: {said}")
+        raise AssertionError(f"exit code {process.returncode}: {errors}")
     return process.returncode == 0
 
 
@@ -63,8 +64,21 @@ def outcome(path):
     directory = RunDirectory(path)
     metrics = json.loads(directory.metrics.read_text())
     lines = [json.loads(line) for line in directory.steps.read_text().splitlines()]
-    told = [(line["task"], line["phase"], line["step"], line["terms"]) for line in lines]
-    return (metrics["accuracy_matrix"], metrics["confusion"], told), tensors(directory.load_model())
+    logged = [(line["task"], line["phase"], line["step"], line["terms"]) for line in lines]
+    return (metrics["accuracy_matrix"], metrics["confusion"], logged), stored(directory)
+
+
+def stored(directory):
+    """Every tensor of the model, by role and name. Checksums and what is left on disk are checked too."""
+    method, _ = directory.model.load_learner()
+    assert directory.model.versions == directory.model.pinned_versions == [directory.model.version]
+    assert not directory.model.work.exists(), "checkpoints are left"
+    files = {path.stem for path in (directory.path / "tensors").iterdir()}
+    about = json.loads((directory.versions / str(directory.model.version) / "about.json").read_text())
+    assert files == {name for part in about["tensors"].values() for name in part.values()}, "files are left"
+    return {
+        f"{role}.{name}": value for role, part in method.parts.items() for name, value in part.state_dict().items()
+    }
 
 
 def assert_same(left, right):
@@ -114,13 +128,13 @@ def killed_at_random(method, folder, kills, chance):
 
 
 def killed_at_points(method, folder):
-    """One kill at each failpoint that the method comes to; the run must end as the twin. How many there were."""
-    points = [point for point in POINTS if point != "in a sweep" or method not in NO_SWEEPS]
+    """One kill at each failpoint that the method reaches; the run must end as the twin. How many there were."""
+    points = [point for point in POINTS if point != "in a data pass" or method not in NO_PASSES]
     twin, out = folder / f"{method}-twin", folder / f"{method}-points"
     if not (twin / "metrics.json").is_file():
         assert ended(start(method, twin))
     for number, point in enumerate(points):
-        if ended(start(method, out, point, 1 + number % 2)):
+        if ended(start(method, out, point, 1 if point.startswith("before") else 1 + number % 2)):
             raise AssertionError(f"{point} was never reached")
         print(f"{method}: killed {point}, {place(out)}", flush=True)
     assert ended(start(method, out))

@@ -14,12 +14,8 @@ from etag.data.scenario import build_scenario
 from etag.experiments.config import resolve
 from etag.experiments.run import run
 from etag.experiments.run_directory import RunDirectory
-<<<<<<< HEAD
-from etag.report.page import write_comparison, write_run_report
-=======
 from etag.report.comparison_page import write_comparison
 from etag.report.page import write_run_report
->>>>>>> h-ta
 
 
 @pytest.mark.parametrize("method", ["fine", "joint", "etag"])
@@ -185,12 +181,8 @@ def test_generated_images_are_saved_after_each_task(small, method, count, tmp_pa
     for name in names:
         image = Image.open(tmp_path / "run" / "generated" / name)
         assert image.size == (12 * 10, 10 * 10), "digits of 8 pixels, a frame around each"
-<<<<<<< HEAD
-        assert len(set(image.getdata())) > 20
-=======
         assert len(np.unique(np.asarray(image))) > 20
     assert write_run_report(tmp_path / "run").read_text().count("from the generator after task") == count
->>>>>>> h-ta
 
 
 @pytest.mark.parametrize("method", ["gc", "bir"])

@@ -21,17 +21,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-from etag.experiments.checkpointer import Stop, TaskCheckpointer
 from PIL import Image
 
 from etag.core.errors import EtagError
+from etag.core.scenario import Task
 from etag.data.decode import UnreadableImage, decode
 from etag.data.scenario import build_scenario
 from etag.data.source import DataOptions
+from etag.engine.progress import StepLog
 from etag.engine.training import Training
 from etag.experiments.config import resolve
 from etag.experiments.run import run
-from etag.experiments.store import RunDirectory
+from etag.experiments.run_directory import RunDirectory
+from etag.learner.checkpoints import TaskCheckpointer
+from etag.learner.model_directory import ModelDirectory
+from etag.learner.stopping import Stop
 
 LIMIT = 20  # seconds a case may take
 SMALL = {
@@ -104,7 +108,8 @@ class Config(Target):
     def __init__(self, folder):
         super().__init__(folder)
         (folder / "recipe.yaml").write_text(
-            "summary: x\ndata: {name: digits, size: 8}\nsplit: b4-3x2\nmethod: {name: etag, kd_weight: 0.5}\n"
+            "summary: x\ndata: {name: digits, size: 8}\nsplit: b4-3x2\n"
+            "method: {name: etag, lambda_l2: 0.5, head: {growth: growing}}\n"
             "train: {epochs: 3, base: {lr: 3e-3}}\nmethods: {gfr: {method: {generator: {kind: cvae, latent: 5}}}}\n"
         )
         self.keep("*.yaml")
@@ -119,10 +124,13 @@ class Model(Target):
     def __init__(self, folder):
         super().__init__(folder)
         run(resolve(given={"method": "podnet", "split": "b2-1x2", **SMALL}), folder / "run")
-        self.keep("run/model.json", "run/model.safetensors")
+        self.keep("run/current", "run/versions/*/about.json", "run/tensors/*")
 
     def read(self):
-        RunDirectory(self.folder / "run").load_model()
+        model = ModelDirectory(self.folder / "run")
+        for load in (model.about, model.load_classifier, model.load_learner, model.sizes):
+            with suppress(EtagError):  # each reader must cope on its own
+                load()
 
 
 class Checkpoint(Target):
@@ -145,20 +153,19 @@ class Checkpoint(Target):
         with suppress(InterruptedError):
             run(config, folder / "run")
         Training._step = step
-        self.method = RunDirectory(self._finished(folder, config)).load_model()
-        self.method.rebuild([2])
-        self.keep("run/checkpoints/*", "run/progress.json", "run/state-*")
-
-    def _finished(self, folder, config):
-        run(config, folder / "whole")
-        return folder / "whole"
+        self.keep("run/work/checkpoints/*", "run/versions/*/about.json", "run/tensors/*", "run/steps.jsonl")
 
     def read(self):
         directory = RunDirectory(self.folder / "run")
-        directory.restore(self.method)
+        method, about = directory.model.load_learner()
         options = {"every": 0.0, "every_steps": None, "writes": False, "stop": Stop(), "say": lambda _: None}
-        checkpointer = TaskCheckpointer(directory.checkpoints, self.method, 1, **options)
-        directory.cut_steps(1, checkpointer.logged)
+        checkpoints = directory.model.work / "checkpoints"
+        checkpointer = TaskCheckpointer(checkpoints, method, len(about.history), **options)
+        log = StepLog(directory.steps)
+        try:
+            log.on_task_begin(Task(1, 2, 2, None, None, base=2), checkpointer.logged)
+        finally:
+            log.close()
 
 
 class Data(Target):

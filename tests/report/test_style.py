@@ -20,11 +20,8 @@ def plugin(monkeypatch):
 
     def add(name, **info):
         like = METHODS["fine"]
-        made = type(
-            "Mine",
-            (like,),
-            {"info": MethodInfo(**{"title": "", "summary": "a", "source": "b", "stores": "c"} | info), "name": name},
-        )
+        about = MethodInfo(**({"title": "", "summary": "a", "source": "b", "stores": "c"} | info))
+        made = type("Mine", (like,), {"info": about, "name": name})
         monkeypatch.setitem(METHODS._items, name, made)
 
     return add

@@ -2,7 +2,7 @@ import csv
 
 import pytest
 
-from etag.report.quantities import Spread
+from etag.report.agreement import Spread
 from etag.report.tables import BEST, EMPTY, SECOND, Cell, Column, Row, Table, number_cell, spread_cell
 
 

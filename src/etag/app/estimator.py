@@ -23,7 +23,7 @@ from etag.data.folders import list_classes
 from etag.data.images import MemoryImages
 from etag.data.rows import hold_out_rows
 from etag.experiments.config import RunConfig
-from etag.learner.model_directory import About, ModelDirectory, Name
+from etag.learner.model_directory import About, ModelDirectory, Name, plain_name
 from etag.models.classifier import Classifier
 
 
@@ -239,7 +239,10 @@ def _pairs(X: Iterable[Any]) -> tuple[Any, list[Name]]:
 
 def _names(y: Any) -> list[Name]:
     values = y.tolist() if isinstance(y, np.ndarray | Tensor) else list(y)
-    return [tuple(value) if isinstance(value, list) else value for value in values]
+    names = [tuple(value) if isinstance(value, list) else value for value in values]
+    for name in dict.fromkeys(names):
+        plain_name(name)  # a name that cannot be saved is refused now, not after training
+    return names
 
 
 def _unique(names: Sequence[Name]) -> list[Name]:

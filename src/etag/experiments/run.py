@@ -130,6 +130,8 @@ def _learn(
     if runtime.leader:
         history = learner.about.history
         metrics = run_metrics(history, scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
+        directory.model.drop_versions()  # a process killed after its last save has not come to this
+        directory.model.clear_work()
         directory.finish(metrics)
 
 

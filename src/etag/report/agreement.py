@@ -1,16 +1,34 @@
-"""Statistics over seeds: agreement of two rankings, and paired differences of two methods."""
+"""Statistics over seeds: means, agreement of two rankings, and paired differences of two methods."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import numpy as np
 from scipy import stats
 
-from etag.report.quantities import Spread
-
 RESAMPLES, SEED = 2000, 0
 UPPER = 0.975  # of a two-sided 95 % interval
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean over seeds and, if there are several, sample standard deviation."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """The mean and deviation of these values."""
+        # `stdev` refuses values that are not finite
+        several = len(values) > 1 and all(map(math.isfinite, values))
+        return cls(fmean(values), stdev(values) if several else None)
+
+    def text(self, write: Callable[[float], str]) -> str:
+        """The mean, and the deviation if there is one: 60.0 ± 2.0."""
+        return write(self.mean) if self.deviation is None else f"{write(self.mean)} ± {write(self.deviation)}"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Folders of runs, as `etag bench` writes them: which runs are there, and which were planned but are missing."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,36 +8,32 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from etag.core.errors import EtagError
 from etag.core.options import file_error
 from etag.experiments import recipes, yaml
 from etag.experiments.paper import printed
-from etag.report.groups import RunGroup, check_comparable, group_runs, relative
+from etag.report.groups import RunGroup, check_comparable, group_runs
 from etag.report.records import RunRecord, read_run
 
 METRICS, CONFIG, GRID = "metrics.json", "config.yaml", "grid.yaml"
 SEARCH = "search"  # runs below `search/` belong to a parameter search
 
 
-class _Part(BaseModel):
-    # options of runs are not checked: the file may be older than today's options
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class PlannedBlock(_Part):
-    """The runs of one block of a grid: every combination of these."""
+class PlannedBlock(BaseModel):
+    """The runs of one block of a grid: every combination of these. Options of runs are not checked, because the file
+    may be older than today's options."""
 
     recipe: str | None = None
-    methods: list[str] = Field(default_factory=list)
+    methods: list[str] = []
     splits: list[str] | None = None
     seeds: list[int] = [0, 1, 2]
     variants: dict[str, Any] = {"": {}}
 
     def names(self) -> Iterator[tuple[str | None, str]]:
         """Split and directory name of each planned run; the split is None where it cannot be known."""
-        splits: list[str | None] = [*self.splits] if self.splits else [self._recipe_split()]
+        splits: Sequence[str | None] = self.splits or [self._recipe_split()]
         for seed, split, method, variant in product(self.seeds, splits, self.methods, self.variants):
             yield split, f"{method}{f'-{variant}' if variant else ''}-seed{seed}"
 
@@ -48,7 +45,7 @@ class PlannedBlock(_Part):
         return split if isinstance(split, str) else None
 
 
-class GridFile(_Part):
+class GridFile(BaseModel):
     """What the report needs of a grid's file."""
 
     summary: str = ""
@@ -101,12 +98,17 @@ class Collection:
     @property
     def runs(self) -> list[RunRecord]:
         """Every finished run."""
-        return [run for group in self.groups for member in group.members.values() for run in member.runs]
+        return [run for group in self.groups for member in group.all for run in member.runs]
 
     @property
     def notices(self) -> list[str]:
         """What the files of the grids want every reader to know first."""
         return [grid.file.notice for grid in self.grids if grid.file.notice]
+
+
+def relative(path: Path, beside: Path) -> str:
+    """The path of a file or directory as seen from another directory, as in a link."""
+    return Path(os.path.relpath(path, beside)).as_posix()
 
 
 def is_run(path: Path) -> bool:
@@ -123,7 +125,12 @@ def named_runs(paths: Sequence[Path]) -> Collection:
 
 def read_collection(folders: Sequence[Path]) -> Collection:
     """All finished runs below these folders, except those of a parameter search."""
-    paths = {path.resolve(): path for folder in folders for path in _runs_below(folder)}
+    paths: dict[Path, Path] = {}
+    for folder in folders:
+        found = _below(folder, METRICS)
+        if not found:
+            raise EtagError(f"'{folder}' holds no finished run: there is no {METRICS} in it or below it.")
+        paths |= {path.resolve(): path for path in found}
     by_place: dict[tuple[object, ...], list[RunRecord]] = {}
     for path in paths.values():
         run = read_run(path, logs=False)
@@ -133,15 +140,8 @@ def read_collection(folders: Sequence[Path]) -> Collection:
     grids: dict[Path, GridFolder] = {}
     groups = [_group(own, titles[_title(own[0])] == 1, grids) for own in by_place.values()]
     groups.sort(key=lambda group: group.column is None)  # first those that stand for a column of the paper
-    unfinished = [p for folder in folders for p in _below(folder, CONFIG) if not is_run(p)]
+    unfinished = [path for folder in folders for path in _below(folder, CONFIG) if not is_run(path)]
     return Collection(groups, list(grids.values()), unfinished)
-
-
-def _runs_below(folder: Path) -> list[Path]:
-    found = _below(folder, METRICS)
-    if not found:
-        raise EtagError(f"'{folder}' holds no finished run: there is no {METRICS} in it or below it.")
-    return found
 
 
 def _below(folder: Path, name: str) -> list[Path]:
@@ -156,14 +156,12 @@ def _title(run: RunRecord) -> str:
 
 def _group(runs: Sequence[RunRecord], alone: bool, grids: dict[Path, GridFolder]) -> RunGroup:
     """Group the runs of one folder; the grid that they belong to is added to `grids`."""
-    folder = runs[0].path.parent
+    folder, title = runs[0].path.parent, _title(runs[0])
     home = next((place for place in (folder, folder.parent) if (place / GRID).is_file()), None)
-    if home is not None and home.resolve() not in grids:
-        grids[home.resolve()] = _grid(home)
-    grid = grids[home.resolve()] if home is not None else None
-    where = grid.name if grid else folder.resolve().name
-    title = _title(runs[0]) if alone else f"{_title(runs[0])} ({where})"
-    return group_runs(runs, title, grid.file.paper.get(runs[0].metrics.split) if grid else None)
+    if home is None:
+        return group_runs(runs, title if alone else f"{title} ({folder.resolve().name})")
+    grid = grids.setdefault(home.resolve(), _grid(home))
+    return group_runs(runs, title if alone else f"{title} ({grid.name})", grid.file.paper.get(runs[0].metrics.split))
 
 
 def _grid(folder: Path) -> GridFolder:

@@ -1,25 +1,24 @@
 """The page that compares runs; for folders of runs, with all tables and figures as files beside it."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from etag.core.errors import EtagError
-from etag.report import figures, inline, named_figures, results, studies
-from etag.report.collection import Collection, is_run, named_runs, read_collection
-from etag.report.groups import RunGroup, check_reference, relative
+from etag.report import figures, page_figures, results, studies
+from etag.report.collection import Collection, is_run, named_runs, read_collection, relative
+from etag.report.groups import RunGroup, check_reference, styled
 from etag.report.headline import headline
-from etag.report.named_figures import Key, NamedFigure
 from etag.report.page import REPORT, check_figure_name, write_figure, write_file, write_page, write_run_report
-from etag.report.quantities import QUANTITIES
+from etag.report.page_figures import InlineFigure, Key
 from etag.report.records import RunRecord
-from etag.report.style import method_styles
-from etag.report.tables import Table
+from etag.report.tables import Table, rows_csv
 
 COMMAND = "command.txt"  # `etag bench` writes it into the directory of a run
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Section:
     title: str
     about: str = ""
     tables: Sequence[Table] = ()
-    figures: Sequence[NamedFigure] = ()
+    figures: Sequence[InlineFigure] = ()
     small: bool = False  # figures that readers compare side by side
     key: Key = field(default_factory=list)
 
@@ -81,9 +80,7 @@ def write_curves(paths: Sequence[Path], out: Path) -> Path:
     if len(groups) > 1:
         titles = ", ".join(group.title for group in groups)
         raise EtagError(f"One figure shows runs on the same data and split, but these are on {titles}: name fewer.")
-    members = list(groups[0].members.values())
-    styles = method_styles([member.method for member in members])
-    curves = [member.curve(style) for member, style in zip(members, styles, strict=True)]
+    curves = [member.curve(style) for member, style in styled(groups[0].all)]
     return write_figure(figures.accuracy_curves(groups[0].metrics.seen, curves), out)
 
 
@@ -92,11 +89,11 @@ def _write_table(table: Table, folder: Path) -> None:
         write_file(folder / f"{table.name}.{ending}", text)
 
 
-def _write_figure(named: NamedFigure, folder: Path) -> None:
-    write_file(folder / f"{named.name}.csv", named.data)
-    if named.figure.figure is not None:
+def _write_figure(image: InlineFigure, folder: Path) -> None:
+    write_file(folder / f"{image.name}.csv", rows_csv(image.rows))
+    if image.figure is not None:
         for ending in ("svg", "png"):
-            write_figure(named.figure.figure, folder / f"{named.name}.{ending}")
+            write_figure(image.figure, folder / f"{image.name}.{ending}")
 
 
 def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section]:
@@ -104,91 +101,84 @@ def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section
     several = [group for group in groups if len(group.members) > 1]
     chosen = [(group, member) for group in several if (member := group.reference(reference))]
     titles = dict.fromkeys(member.title for _, member in chosen)
-    rankings = [ranking for group in groups if (ranking := results.ranking(group))]
+    rankings = _present(map(results.ranking, groups))
     temperatures = [(group, by_tau) for group in groups if len(by_tau := studies.by_temperature(group)) > 1]
     found = [
         Section("Results", tables=[results.results_table(group) for group in groups]),
-        Section(
-            "Accuracy after each task", figures=[f for group in groups for f in named_figures.accuracy_figures(group)]
-        ),
+        Section("Accuracy after each task", figures=_joined(map(page_figures.accuracy_figures, groups))),
         Section(
             f"{', '.join(titles)} minus each other method",
-            tables=_each(chosen, lambda one: results.paired_table(*one)),
+            tables=_present(results.paired_table(group, member) for group, member in chosen),
         ),
         Section(
             "Agreement with the paper",
             tables=[results.agreement_table(rankings)] if rankings else [],
-            figures=[named_figures.agreement_figure(ranking) for ranking in rankings],
+            figures=[page_figures.agreement_figure(ranking) for ranking in rankings],
         ),
         Section(
             "Components",
-            tables=_each(groups, studies.ablation_table),
-            figures=_each(groups, named_figures.component_figure),
+            tables=_present(map(studies.ablation_table, groups)),
+            figures=_present(map(page_figures.component_figure, groups)),
         ),
-        Section("Self-supervised tasks", tables=_each(groups, studies.self_supervised_table)),
-        Section("Generative methods", tables=_each(groups, studies.generative_table)),
-        Section("Temperature", figures=[named_figures.temperature_figure(*one) for one in temperatures]),
-        *_features(groups),
+        Section("Self-supervised tasks", tables=_present(map(studies.self_supervised_table, groups))),
+        Section("Generative methods", tables=_present(map(studies.generative_table, groups))),
+        Section("Temperature", figures=[page_figures.temperature_figure(*one) for one in temperatures]),
+        *map(_features, groups),
         Section(
             "Confusion matrices",
-            inline.ABOUT_CONFUSION,
-            figures=[f for group in groups for f in named_figures.confusion_figures(group)],
+            page_figures.ABOUT_CONFUSION,
+            figures=_joined(map(page_figures.confusion_figures, groups)),
             small=True,
         ),
         Section(
             "Accuracy matrices",
-            inline.ABOUT_ACCURACY_MATRIX,
-            figures=[f for group in groups for f in named_figures.accuracy_matrix_figures(group)],
+            page_figures.ABOUT_ACCURACY_MATRIX,
+            figures=_joined(map(page_figures.accuracy_matrix_figures, groups)),
             small=True,
         ),
         Section(
             "Time",
             tables=[studies.time_table(group, group.reference(reference)) for group in several],
-            figures=[named_figures.time_figure(group) for group in several],
+            figures=[page_figures.time_figure(group) for group in several],
         ),
         Section("Size", tables=[studies.size_table(group) for group in groups]),
     ]
     return [section for section in found if section.tables or section.figures]
 
 
-def _each(items: Iterable[Any], make: Callable[[Any], Any]) -> list[Any]:
-    """What `make` returns for each item, without None."""
-    return [made for item in items if (made := make(item)) is not None]
-
-
-def _features(groups: Sequence[RunGroup]) -> list[Section]:
-    """One section per group, because each has its own key."""
-    found = [(group, *named_figures.feature_figures(group)) for group in groups]
-    about = f"{inline.ABOUT_EMBEDDING} A color means the same class or task in all panels."
-    mixed = f"{about} These runs have different orders of classes: the report of each has the key to its colors."
-    return [
-        Section(f"Features, {group.title}", about if key else mixed, figures=figures, small=True, key=key)
-        for group, figures, key in found
-    ]
+def _features(group: RunGroup) -> Section:
+    """Every group has a section of its own, because each has its own key."""
+    images, key = page_figures.feature_figures(group)
+    about = f"{page_figures.ABOUT_EMBEDDING} A color means the same class or task in all panels."
+    if not key:
+        about += " These runs have different orders of classes: the report of each has the key to its colors."
+    return Section(f"Features, {group.title}", about, figures=images, small=True, key=key)
 
 
 def _values(collection: Collection, sections: Sequence[Section], beside: Path) -> dict[str, Any]:
     runs = collection.runs
     return {
-        "name": ", ".join(grid.name for grid in collection.grids) or "Comparison of runs",
-        "notices": collection.notices,
-        "summaries": [grid.file.summary for grid in collection.grids if grid.file.summary],
-        "groups": collection.groups,
+        "collection": collection,
+        "sections": sections,
+        "headline": headline,
         "runs": [(relative(run.path, beside), _link(run, beside), run, _command(run, beside)) for run in runs],
         "unfinished": [relative(path, beside) for path in collection.unfinished],
-        "missing": [(grid.name, missing) for grid in collection.grids if (missing := grid.missing())],
-        "headlines": [(group.title, headline(group)) for group in collection.groups],
-        "definitions": QUANTITIES.values(),
-        "sections": sections,
         "grids": [(grid, grid.command(beside)) for grid in collection.grids],
         "machines": _distinct(run.metrics.machine for run in runs),
         "versions": {
             name: _distinct(run.metrics.versions.get(name, "") for run in runs)
             for name in dict.fromkeys(name for run in runs for name in run.metrics.versions)
         },
-        "first": min(run.metrics.date for run in runs),
-        "last": max(run.metrics.date for run in runs),
+        "dates": sorted(run.metrics.date for run in runs),
     }
+
+
+def _present(items: Iterable[T | None]) -> list[T]:
+    return [item for item in items if item is not None]
+
+
+def _joined(lists: Iterable[list[T]]) -> list[T]:
+    return [item for items in lists for item in items]
 
 
 def _distinct(words: Iterable[str]) -> str:

@@ -20,6 +20,10 @@ UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error),
 )
 POINTS, SEED = 1000, 0  # more points would hide each other, and t-SNE would take minutes
+PANELS = 6  # of one run in one figure: more would be too small to see
+
+Values = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,6 @@ class Embedding:
     labels: list[int]
 
 
-@dataclass(frozen=True)
-class Features:
-    """The content of one task-NNN.npz: one row of `values` per test image."""
-
-    values: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
-
-
 def saved_tasks(run: RunRecord) -> list[int]:
     """The tasks (from 1) after which the run saved features, rising."""
     return list(task_files(run.path / FOLDER, "npz"))
@@ -46,12 +42,19 @@ def saved_tasks(run: RunRecord) -> list[int]:
 def embeddings(run: RunRecord, tasks: Collection[int]) -> dict[int, Embedding]:
     """The t-SNE of the features saved after these tasks, by task; tasks with too few images are left out."""
     files = task_files(run.path / FOLDER, "npz")
-    found = {task: _embedding(read_features(files[task], run.metrics.classes)) for task in tasks if task in files}
+    found = {task: _embedding(*read_features(files[task], run.metrics.classes)) for task in tasks if task in files}
     return {task: embedding for task, embedding in found.items() if embedding is not None}
 
 
-def read_features(path: Path, classes: int) -> Features:
-    """Read the arrays `features` (n, d) and `labels` (n), all labels below `classes`; nothing is ever unpickled."""
+def some_embeddings(run: RunRecord) -> dict[int, Embedding]:
+    """The t-SNE after at most `PANELS` of the tasks with saved features: the first, the last, and evenly between."""
+    tasks = saved_tasks(run)
+    places = np.linspace(0, len(tasks) - 1, min(PANELS, len(tasks)))
+    return embeddings(run, [tasks[round(place)] for place in places])
+
+
+def read_features(path: Path, classes: int) -> tuple[Values, Labels]:
+    """The arrays `features` (n, d) and `labels` (n), all labels below `classes`; nothing is unpickled."""
     try:
         with np.load(path, allow_pickle=False) as content:
             values, labels = content["features"], content["labels"]
@@ -67,15 +70,15 @@ def read_features(path: Path, classes: int) -> Features:
         raise _damaged(path, "'features' holds NaN or infinity")
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         raise _damaged(path, f"'labels' names classes beyond the {classes} of the run")
-    return Features(values, labels.astype(np.int64))
+    return values, labels.astype(np.int64)
 
 
 def _damaged(path: Path, reason: str) -> EtagError:
     return EtagError(f"{path} cannot be used: {reason}; remove the file, or repeat the run.")
 
 
-def _embedding(features: Features) -> Embedding | None:
-    if len(features.labels) < LEAST_ROWS:
+def _embedding(values: Values, labels: Labels) -> Embedding | None:
+    if len(labels) < LEAST_ROWS:
         return None
-    rows = pick_rows(torch.from_numpy(features.labels), POINTS).numpy()
-    return Embedding(tsne(features.values[rows], SEED), features.labels[rows].tolist())
+    rows = pick_rows(torch.from_numpy(labels), POINTS).numpy()
+    return Embedding(tsne(values[rows], SEED), labels[rows].tolist())

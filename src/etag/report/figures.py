@@ -4,19 +4,20 @@ Sizes are in inches. A page scales every figure to the width of its column, so a
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from etag.core.text import duration
+from etag.report.features import Embedding
 from etag.report.losses import PhaseLosses
 from etag.report.style import GRAY, LINE_COLORS, VERMILION, Style, drawable, short
 
@@ -30,6 +31,7 @@ LEAST_LETTER = 5.0  # points
 LEGEND_LETTERS = 30
 
 Cells = npt.NDArray[np.float64]
+Point = Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,16 @@ class Curve:
     deviations: Sequence[float] | None = None
     light: bool = False
 
+    @property
+    def percents(self) -> Cells:
+        """The values in percent."""
+        return 100 * np.asarray(self.values, dtype=float)
+
+    @property
+    def margins(self) -> Cells | None:
+        """The deviations in percent."""
+        return None if self.deviations is None else 100 * np.asarray(self.deviations, dtype=float)
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -52,49 +64,100 @@ class Bar:
     style: Style
 
 
+@dataclass(frozen=True)
+class Slope:
+    """A method's accuracy in the paper and here, in percent."""
+
+    name: str
+    theirs: float
+    ours: float
+    style: Style
+    light: bool = False
+
+
 def accuracy_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
     """Accuracy over all classes seen, against their number; against the tasks if these have no new classes. The axis
     of accuracy is cropped to the data."""
     rising = len(set(seen)) == len(seen)
     at, along = (seen, "classes seen") if rising else (range(1, len(seen) + 1), "tasks")
-    figure, axes = empty_figure(WIDTH, RATIO * WIDTH + 0.2 * (legend_rows([curve.name for curve in curves]) - 1))
+    figure, axes = _figure_of_curves(curves, along)
     for curve in curves:
         _draw_curve(axes, at, curve)
-    axes.set(xlabel=along, ylabel="accuracy (%)", ylim=_accuracy_limits(curves))
-    axes.set_xticks(_spaced(at, least=max(at) / 14))
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
-    legend_below(figure, axes.get_lines(), [curve.name for curve in curves])
+    axes.set(ylim=_accuracy_limits(curves), xticks=_spaced(at, least=max(at) / 14))
+    _add_legend(figure, axes.get_lines(), [curve.name for curve in curves])
     return figure
+
+
+def _figure_of_curves(curves: Sequence[Curve], along: str) -> tuple[Figure, Axes]:
+    """Empty axes of accuracy, with space for the legend of these curves."""
+    figure, axes = _figure(WIDTH, RATIO * WIDTH + 0.2 * (_legend_rows([curve.name for curve in curves]) - 1))
+    axes.set(xlabel=along, ylabel="accuracy (%)")
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    return figure, axes
 
 
 def _accuracy_limits(curves: Sequence[Curve]) -> tuple[float, float]:
     """The range of the values and their deviations in percent, with a margin, inside 0 to 102."""
-    values = np.concatenate([100 * np.asarray(curve.values, dtype=float) for curve in curves])
-    spreads = np.concatenate([100 * np.asarray(curve.deviations or [0.0] * len(curve.values)) for curve in curves])
-    known = np.isfinite(values)
-    if not known.any():
+    ends = [
+        curve.percents + sign * (0 if curve.margins is None else curve.margins)
+        for curve in curves
+        for sign in (-1, 1)
+    ]
+    known = np.concatenate(ends)
+    known = known[np.isfinite(known)]
+    if not known.size:
         return 0.0, 102.0
-    low, high = float((values - spreads)[known].min()), float((values + spreads)[known].max())
-    margin = max(2.0, 0.06 * (high - low))
-    return max(0.0, low - margin), min(102.0, high + margin)
+    margin = max(2.0, 0.06 * float(np.ptp(known)))
+    return max(0.0, float(known.min()) - margin), min(102.0, float(known.max()) + margin)
 
 
 def _draw_curve(axes: Axes, at: Sequence[int], curve: Curve) -> None:
-    values, style = 100 * np.asarray(curve.values), curve.style
-    axes.plot(
-        at,
-        values,
-        color=style.color,
-        linestyle=style.line,
-        marker=style.marker,
-        markersize=4 if curve.light else 5,
-        linewidth=1.2 if curve.light else 1.8,
-        alpha=0.5 if curve.light else 1.0,
-        clip_on=False,
-    )
-    if curve.deviations is not None:
-        deviations = 100 * np.asarray(curve.deviations)
-        axes.fill_between(at, values - deviations, values + deviations, color=style.color, alpha=0.15, linewidth=0)
+    size, width, alpha = (4, 1.2, 0.5) if curve.light else (5, 1.8, 1.0)
+    values, color = curve.percents, curve.style.color
+    axes.plot(at, values, **curve.style.options, markersize=size, linewidth=width, alpha=alpha, clip_on=False)
+    if (margin := curve.margins) is not None:
+        axes.fill_between(at, values - margin, values + margin, color=color, alpha=0.15, linewidth=0)
+
+
+def error_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
+    """Accuracy after each task with bars of one deviation; curves are shifted so that all bars can be seen."""
+    figure, axes = _figure_of_curves(curves, "classes seen")
+    tasks = np.arange(1, len(seen) + 1)
+    for place, curve in enumerate(curves):
+        aside = 0.2 * (place - (len(curves) - 1) / 2) / len(curves)
+        axes.errorbar(
+            tasks + aside,
+            curve.percents,
+            yerr=curve.margins,
+            **curve.style.options,
+            markersize=4.5,
+            linewidth=0.9,
+            elinewidth=1.2,
+            capsize=2.5,
+        )
+    axes.set_xticks(tasks, [str(count) for count in seen])
+    _add_legend(figure, [container[0] for container in axes.containers], [curve.name for curve in curves])
+    return figure
+
+
+def slopes(methods: Sequence[Slope]) -> Figure:
+    """Two rankings side by side, the best on top; a line joins the two places of each method."""
+    figure, axes = _figure(WIDTH, 0.9 + 0.23 * len(methods))
+    left = sorted(methods, key=lambda slope: -slope.theirs)
+    right = sorted(methods, key=lambda slope: -slope.ours)
+    for slope in methods:
+        theirs, ours = -left.index(slope), -right.index(slope)
+        width, alpha = (1.0, 0.7) if slope.light else (2.0, 1.0)
+        options = slope.style.options | {"marker": "o", "markersize": 4, "linewidth": width, "alpha": alpha}
+        axes.plot((0, 1), (theirs, ours), **options)
+        text: dict[str, Any] = {"va": "center", "fontsize": TEXT, "color": INK, "parse_math": False}
+        axes.text(-0.04, theirs, f"{slope.name}  {slope.theirs:.1f}", ha="right", **text)
+        axes.text(1.04, ours, f"{slope.ours:.1f}  {slope.name}", ha="left", **text)
+    axes.text(0, 0.9, "the paper’s A (%)", ha="right", va="bottom", fontsize=SMALL, color=GRAY)
+    axes.text(1, 0.9, "our A (%)", ha="left", va="bottom", fontsize=SMALL, color=GRAY)
+    axes.set(xlim=(-0.75, 1.75), ylim=(0.6 - len(methods), 1.5), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return figure
 
 
 def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> Figure:
@@ -103,13 +166,11 @@ def accuracy_heatmap(rows: Sequence[Sequence[float]], width: float = WIDTH) -> F
     cells = np.full((tasks, tasks), np.nan)
     for step, row in enumerate(rows):
         cells[step, : len(row)] = 100 * np.asarray(row)
-    figure, axes = empty_figure(width, RATIO * width)
-    image = axes.imshow(cells, cmap=HEAT, norm=Normalize(0, 100), aspect="auto")
+    figure, axes = _heatmap(cells, Normalize(0, 100), width, "accuracy (%)", [0, 25, 50, 75, 100])
     ticks = _spaced(range(tasks), least=tasks / 26)
-    axes.set_xticks(ticks, [str(task + 1) for task in ticks])
-    axes.set_yticks(ticks, [str(task + 1) for task in ticks])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(ticks, [str(task + 1) for task in ticks])
     axes.set(xlabel="accuracy on task", ylabel="after task")
-    _color_bar(figure, axes, image, "accuracy (%)", [0, 25, 50, 75, 100])
     _write_cells(axes, cells, width, decimals=1, dark_above=60)
     return figure
 
@@ -121,24 +182,35 @@ def confusion_heatmap(
     table = np.asarray(counts, dtype=float)
     classes = len(table)
     shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    figure, axes = empty_figure(width, RATIO * width)
-    # the square root makes rare confusions visible
-    image = axes.imshow(shares, cmap=HEAT, norm=PowerNorm(0.5, 0, 100), interpolation="nearest", aspect="auto")
+    scale = PowerNorm(0.5, 0, 100)  # the square root makes rare confusions visible
+    label = "share of the true class (%)"
+    figure, axes = _heatmap(shares, scale, width, label, [0, 1, 5, 10, 25, 50, 75, 100])
     _tick_classes(axes, names[:classes])
     _bound_tasks(axes, classes_per_task)
     axes.set(xlabel="predicted class", ylabel="true class")
-    _color_bar(figure, axes, image, "share of the true class (%)", [0, 1, 5, 10, 25, 50, 75, 100])
     if classes <= COUNTED_CLASSES:
         some = np.where(shares > 0, shares, np.nan)  # zeros are not written
         _write_cells(axes, some, width, decimals=0, dark_above=36)
     return figure
 
 
+def _heatmap(cells: Cells, scale: Normalize, width: float, label: str, ticks: list[int]) -> tuple[Figure, Axes]:
+    """The cells as colors, with a color bar."""
+    figure, axes = _figure(width, RATIO * width)
+    image = axes.imshow(cells, cmap=HEAT, norm=scale, interpolation="nearest", aspect="auto")
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=ticks)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL, labelcolor=INK, length=0)
+    bar.set_label(label, fontsize=SMALL, color=INK)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return figure, axes
+
+
 def _tick_classes(axes: Axes, names: Sequence[str]) -> None:
     if len(names) > NAMED_CLASSES:
         ticks = range(0, len(names), _round_step(len(names) / 10))
-        axes.set_xticks(ticks)
-        axes.set_yticks(ticks)
+        axes.set(xticks=ticks, yticks=ticks)
         return
     labels = [drawable(name, number, limit=14) for number, name in enumerate(names)]
     upright = max(map(len, labels)) > 2
@@ -161,26 +233,38 @@ def _bound_tasks(axes: Axes, classes_per_task: Sequence[int]) -> None:
         top.spines["top"].set_visible(False)
 
 
-def embedding_scatter(
-    points: Sequence[Sequence[float]], groups: Sequence[int], styles: Sequence[Style], width: float = WIDTH
-) -> Figure:
+def embedding_scatter(points: Sequence[Point], groups: Sequence[int], styles: Sequence[Style]) -> Figure:
     """Points of a plane; `groups` has the number of the style of each point."""
-    figure, axes = empty_figure(width, RATIO * width)
-    scatter(axes, points, groups, styles, (width / WIDTH) ** 2)
+    figure, axes = _figure(WIDTH, RATIO * WIDTH)
+    _scatter(axes, points, groups, styles)
     return figure
 
 
-def scatter(
-    axes: Axes, points: Sequence[Sequence[float]], groups: Sequence[int], styles: Sequence[Style], size: float
+def embedding_panels(
+    embeddings: Mapping[int, Embedding], group_of: Mapping[int, int], styles: Sequence[Style]
+) -> Figure:
+    """t-SNE after each of some tasks, one panel per task; `group_of` has the number of the style of each class."""
+    columns = min(len(embeddings), 2 if len(embeddings) <= 4 else 3)
+    rows = math.ceil(len(embeddings) / columns)
+    figure = Figure(figsize=(NARROW, rows * (NARROW / columns + 0.2)), layout="constrained")
+    for place, (task, embedding) in enumerate(sorted(embeddings.items()), start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        groups = [group_of[label] for label in embedding.labels]
+        _scatter(axes, embedding.points, groups, styles, NARROW / columns / WIDTH)
+        axes.set_title(f"after task {task}", fontsize=SMALL, color=INK)
+    return figure
+
+
+def _scatter(
+    axes: Axes, points: Sequence[Point], groups: Sequence[int], styles: Sequence[Style], size: float = 1.0
 ) -> None:
     """Draw points of a plane; `size` is the area of the axes as a share of a whole figure's."""
     plane, group = np.asarray(points, dtype=float).reshape(-1, 2), np.asarray(groups)
     area = float(np.clip(9000 / max(1, len(plane)), 5, 22)) * size
     for number, style in enumerate(styles):
-        own = plane[group == number]
         axes.scatter(
-            own[:, 0],
-            own[:, 1],
+            plane[group == number, 0],
+            plane[group == number, 1],
             s=area,
             c=style.color,
             marker=style.marker,
@@ -196,7 +280,7 @@ def scatter(
 
 def loss_curves(losses: PhaseLosses) -> Figure:
     """The loss terms of one phase, over the steps of all tasks."""
-    figure, axes = empty_figure(WIDTH, 2.3 + 0.2 * legend_rows(losses.terms))
+    figure, axes = _figure(WIDTH, 2.3 + 0.2 * _legend_rows(losses.terms))
     colors = (VERMILION, *LINE_COLORS)
     for number, line in enumerate(losses.terms.values()):
         x, y = zip(*line, strict=True)
@@ -209,13 +293,13 @@ def loss_curves(losses: PhaseLosses) -> Figure:
         axes.axvline(start, color=GRID, linewidth=0.6, zorder=0)
     axes.set(xlabel="steps of this phase (thin lines: a task begins)", ylabel="loss term")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    legend_below(figure, axes.get_lines()[: len(losses.terms)], list(losses.terms))
+    _add_legend(figure, axes.get_lines()[: len(losses.terms)], list(losses.terms))
     return figure
 
 
 def time_bars(bars: Sequence[Bar]) -> Figure:
     """Training time: one bar per method, one piece of it per task."""
-    figure, axes = empty_figure(WIDTH, max(RATIO * WIDTH, 1.0 + 0.34 * len(bars)))
+    figure, axes = _figure(WIDTH, max(RATIO * WIDTH, 1.0 + 0.34 * len(bars)))
     longest = max(sum(bar.seconds) for bar in bars)
     seconds, unit = next(((s, u) for s, u in ((3600, "hours"), (60, "minutes")) if longest >= 2 * s), (1, "seconds"))
     for place, bar in enumerate(bars):
@@ -237,7 +321,7 @@ def _scale_by_powers(axes: Axes, ratio: float) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def empty_figure(width: float, height: float) -> tuple[Figure, Axes]:
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure with one pair of axes, without a frame at the top and right."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
@@ -249,35 +333,21 @@ def empty_figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def legend_rows(names: Collection[str]) -> int:
+def _legend_rows(names: Collection[str]) -> int:
     """The number of lines of a legend of these names."""
     longest = max(len(short(name, LEGEND_LETTERS)) for name in names)
     most = 84 // (11 + longest)  # 84 letters fit in a line; a line sample takes the space of 11
     return math.ceil(len(names) / min(4, max(1, most)))
 
 
-def legend_below(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
+def _add_legend(figure: Figure, lines: Sequence[Line2D], names: Sequence[str]) -> None:
     """Add a legend under the axes. Names are written as they are, also with a `$` or a leading `_`."""
-    columns = math.ceil(len(names) / legend_rows(names))
-    legend = figure.legend(
-        lines,
-        [""] * len(lines),
-        loc="outside lower center",
-        ncols=columns,
-        handlelength=3,  # long enough to show dashes
-        frameon=False,
-    )
+    columns = math.ceil(len(names) / _legend_rows(names))
+    blank = [""] * len(lines)
+    # handles must be long enough to show dashes
+    legend = figure.legend(lines, blank, loc="outside lower center", ncols=columns, handlelength=3, frameon=False)
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(parse_math=False, text=short(name, LEGEND_LETTERS), fontsize=SMALL, color=INK)
-
-
-def _color_bar(figure: Figure, axes: Axes, image: AxesImage, label: str, ticks: Sequence[int]) -> None:
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=list(ticks))
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=SMALL, labelcolor=INK, length=0)
-    bar.set_label(label, fontsize=SMALL, color=INK)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
 
 
 def _write_cells(axes: Axes, cells: Cells, width: float, decimals: int, dark_above: float) -> None:

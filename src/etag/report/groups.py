@@ -1,20 +1,19 @@
 """Runs that can be compared: those of one method that differ in the seed only, and all on the same data and split."""
 
-import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from etag.core.errors import EtagError
 from etag.experiments.paper import column_of, printed
+from etag.report.agreement import Spread
 from etag.report.figures import Bar, Curve
 from etag.report.layout import layout
-from etag.report.quantities import A, Quantity, Spread
 from etag.report.records import Metrics, RunRecord
-from etag.report.style import Style, method_title, uses_all_data
+from etag.report.style import Style, method_styles, method_title, uses_all_data
 
+A = "A_weighted"  # the metric that methods are ranked by
 STORED_IMAGES = "exemplars"  # the part of what a run stores that holds images
 MANY = 6  # methods: of more, only some are shown in detail
 
@@ -33,27 +32,18 @@ class MethodRuns:
         """The seeds, rising."""
         return [run.metrics.seed for run in self.runs]
 
-    def values(self, quantity: Quantity) -> list[float]:
-        """One number per run."""
-        return [quantity.read(run.metrics) for run in self.runs]
-
-    def spread(self, quantity: Quantity) -> Spread:
-        """Mean and deviation of a number over the seeds."""
-        return Spread.of(self.values(quantity))
-
-    def percents(self, quantity: Quantity = A) -> dict[int, float]:
+    def percents(self, metric: str = A) -> dict[int, float]:
         """The values of a metric in percent, by seed."""
-        return {seed: 100 * value for seed, value in zip(self.seeds, self.values(quantity), strict=True)}
+        return {run.metrics.seed: 100 * run.metrics.values[metric] for run in self.runs}
 
-    def percent_spread(self, quantity: Quantity = A) -> Spread:
+    def spread(self, metric: str = A) -> Spread:
         """Mean and deviation of a metric over the seeds, in percent."""
-        return Spread.of(list(self.percents(quantity).values()))
+        return Spread.of(list(self.percents(metric).values()))
 
     def curve(self, style: Style) -> Curve:
         """Weighted accuracy after each task, over the seeds."""
-        steps = [
-            Spread.of(values) for values in zip(*(r.metrics.step_accuracy_weighted for r in self.runs), strict=True)
-        ]
+        tasks = zip(*(run.metrics.step_accuracy_weighted for run in self.runs), strict=True)
+        steps = [Spread.of(values) for values in tasks]
         deviations = [step.deviation or 0.0 for step in steps] if len(self.runs) > 1 else None
         return Curve(self.title, [step.mean for step in steps], style, deviations)
 
@@ -84,32 +74,22 @@ class RunGroup:
 
     title: str
     members: dict[str, MethodRuns]
-    stated_column: str | None = None  # of the paper's Table 1, where the grid's file says so
+    column: str | None  # of the paper's Table 1, if the group stands for one
+
+    @property
+    def all(self) -> list[MethodRuns]:
+        """All members, in their order."""
+        return list(self.members.values())
 
     @property
     def metrics(self) -> Metrics:
         """Those of any run: all have data, split and classes in common."""
-        return next(iter(self.members.values())).runs[0].metrics
+        return self.all[0].runs[0].metrics
 
     @property
     def slug(self) -> str:
         """The title in names of files."""
         return re.sub(r"[^\w.-]+", "-", self.title).strip("-")
-
-    @property
-    def column(self) -> str | None:
-        """The column of the paper's Table 1 that this group stands for."""
-        return self.stated_column or column_of(self.metrics.data, self.metrics.split)
-
-    @property
-    def methods(self) -> list[MethodRuns]:
-        """Members without a variant."""
-        return [member for member in self.members.values() if not member.is_variant]
-
-    @property
-    def competing(self) -> list[MethodRuns]:
-        """All members but bounds."""
-        return [member for member in self.members.values() if not member.is_bound]
 
     def some(self, labels: Iterable[str]) -> list[MethodRuns]:
         """The members with these labels, as far as there are any."""
@@ -119,24 +99,28 @@ class RunGroup:
     def detailed(self) -> list[MethodRuns]:
         """The members whose matrices and features are shown: all, or where there are many those that the paper
         shows, or else those with the highest A."""
-        members = list(self.members.values())
-        if len(members) <= MANY:
-            return members
+        if len(self.members) <= MANY:
+            return self.all
         chosen = self.some(layout().detailed)
-        return chosen if len(chosen) > 1 else best_first(members)[:4]
+        return chosen if len(chosen) > 1 else best_first(self.all)[:4]
 
     def reference(self, name: str | None) -> MethodRuns | None:
         """The member that the others are compared with: the one named, by label or title, None if it is not there;
         without a name the paper's main method, or else the one with the highest A that competes."""
-        members = list(self.members.values())
         if name is not None:
-            return next((m for m in members if name in (m.label, m.title)), None)
-        return self.members.get(layout().main) or best_first(self.competing or members)[0]
+            return next((m for m in self.all if name in (m.label, m.title)), None)
+        competing = [member for member in self.all if not member.is_bound]
+        return self.members.get(layout().main) or best_first(competing or self.all)[0]
 
 
 def best_first(members: Iterable[MethodRuns]) -> list[MethodRuns]:
     """From the highest mean A to the lowest."""
-    return sorted(members, key=lambda member: member.spread(A).mean, reverse=True)
+    return sorted(members, key=lambda member: member.spread().mean, reverse=True)
+
+
+def styled(members: Sequence[MethodRuns]) -> list[tuple[MethodRuns, Style]]:
+    """The members, each with its style in a figure that shows all of them."""
+    return list(zip(members, method_styles([member.method for member in members]), strict=True))
 
 
 def check_reference(groups: Sequence[RunGroup], name: str | None) -> None:
@@ -165,12 +149,18 @@ def _where(record: RunRecord) -> str:
 
 
 def group_runs(records: Sequence[RunRecord], title: str, column: str | None = None) -> RunGroup:
-    """Group runs on the same data and split by method and variant."""
+    """Group runs on the same data and split by method and variant; `column` is that of the paper's Table 1 which the
+    group stands for, if data and split do not say it."""
     by_label: dict[str, list[RunRecord]] = {}
     for record in records:
-        by_label.setdefault(label_of(record), []).append(record)
+        by_label.setdefault(_label(record), []).append(record)
     members = [member for label, runs in by_label.items() for member in _members(label, runs)]
-    return RunGroup(title, {member.label: member for member in sorted(members, key=_order)}, column)
+    metrics = records[0].metrics
+    return RunGroup(
+        title,
+        {member.label: member for member in sorted(members, key=_order)},
+        column or column_of(metrics.data, metrics.split),
+    )
 
 
 def _order(member: MethodRuns) -> tuple[bool, int, str]:
@@ -179,7 +169,7 @@ def _order(member: MethodRuns) -> tuple[bool, int, str]:
     return member.is_variant, place, member.label
 
 
-def label_of(run: RunRecord) -> str:
+def _label(run: RunRecord) -> str:
     """METHOD or METHOD-VARIANT: the directory's name without data, split and seed; only METHOD if the directory is
     not named after the method."""
     metrics = run.metrics
@@ -192,9 +182,9 @@ def _members(label: str, runs: Sequence[RunRecord]) -> list[MethodRuns]:
     method = runs[0].metrics.method
     variant = label.removeprefix(method).removeprefix("-")
     title = f"{method_title(method)} ({variant})" if variant else method_title(method)
-    if max(Counter(run.metrics.seed for run in runs).values()) == 1:
-        ordered = sorted(runs, key=lambda run: run.metrics.seed)
-        return [MethodRuns(label, title, method, tuple(ordered))]
+    by_seed = {run.metrics.seed: run for run in runs}
+    if len(by_seed) == len(runs):
+        return [MethodRuns(label, title, method, tuple(run for _, run in sorted(by_seed.items())))]
     # runs of one seed must differ in something that their names do not say: each stands alone, named by its directory
     apart = _distinct_names(runs)
     return [MethodRuns(f"{label}-{name}", f"{title} ({name})", method, (run,)) for name, run in apart.items()]
@@ -218,13 +208,3 @@ def representatives(members: Sequence[MethodRuns]) -> list[tuple[str, RunRecord]
         (member.title if len(member.runs) == 1 else f"{member.title}, seed {run.metrics.seed}", run)
         for member, run in zip(members, runs, strict=True)
     ]
-
-
-def seeds_differ(members: Sequence[MethodRuns]) -> bool:
-    """Whether the members have different numbers of seeds."""
-    return len({len(member.runs) for member in members}) > 1
-
-
-def relative(path: Path, beside: Path) -> str:
-    """The path of a file or directory as seen from another directory, as in a link."""
-    return Path(os.path.relpath(path, beside)).as_posix()

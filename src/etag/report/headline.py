@@ -1,9 +1,8 @@
 """The sentence at the top of a comparison: which method is ahead, if one is ahead by more than chance."""
 
-from etag.core.text import fixed, listing, percent
+from etag.core.text import fixed, listing
 from etag.report.agreement import Paired, paired
 from etag.report.groups import MethodRuns, RunGroup, best_first
-from etag.report.quantities import A
 from etag.report.style import uses_all_data
 
 NAMED = 5  # methods in one sentence
@@ -14,9 +13,8 @@ def headline(group: RunGroup) -> str:
 
     Methods that train on all data are upper bounds: they are no rivals, and get a sentence of their own.
     """
-    members = list(group.members.values())
-    oracles = [member for member in members if uses_all_data(member.method)]
-    rivals = best_first(member for member in members if member not in oracles)
+    oracles = [member for member in group.all if uses_all_data(member.method)]
+    rivals = best_first(member for member in group.all if member not in oracles)
     sentences = [_leader(rivals)] if rivals else []
     sentences += [f"{o.title}, trained on the data of all tasks, reaches {_reached(o)}." for o in oracles]
     return " ".join(sentences)
@@ -52,4 +50,4 @@ def _distance(title: str, found: Paired | None) -> str:
 
 
 def _reached(member: MethodRuns) -> str:
-    return f"{member.spread(A).text(percent)} %"
+    return f"{member.spread().text(lambda value: fixed(value, 1))} %"

@@ -3,33 +3,13 @@
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
+from etag.core.options import Options
 from etag.experiments import yaml
 
 FILE = Path(__file__).with_name("layout.yaml")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SelfSupervisedTask(_Part):
-    """A row of Table 3: the title of the task, and the run that uses it."""
-
-    title: str
-    run: str
-
-
-class Temperature(_Part):
-    """Figure 6: runs METHOD-VARIANTx vary `option`; the method's own run has its configured value."""
-
-    method: str
-    variant: str
-    option: str
-
-
-class Layout(_Part):
+class Layout(Options):
     """Names of methods and runs, by the part of the paper that shows them."""
 
     main: str
@@ -39,8 +19,9 @@ class Layout(_Part):
     detailed: list[str]
     ablations: list[str]
     figure5: list[str]
-    self_supervised: dict[str, SelfSupervisedTask]
-    temperature: Temperature
+    self_supervised: list[tuple[str, str, str]]
+    temperature_runs: str
+    temperature_option: str
 
 
 @cache

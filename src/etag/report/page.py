@@ -8,17 +8,18 @@ from matplotlib.figure import Figure
 
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
-from etag.core.text import data_size, duration, exact_count, percent, task_sizes
-from etag.report import inline, named_figures
-from etag.report.collection_figures import panel_tasks
-from etag.report.features import embeddings, saved_tasks
+from etag.core.text import data_size, duration, exact_count, percent, short_count, task_sizes
+from etag.evaluation.metrics import METRICS
+from etag.report import page_figures
+from etag.report.features import some_embeddings
 from etag.report.losses import losses_by_phase
-from etag.report.quantities import HEADLINE, QUANTITIES
-from etag.report.records import RunRecord, read_run
+from etag.report.records import Metrics, RunRecord, read_run
 from etag.report.style import method_title
 
 REPORT = "report.html"
 FIGURE_ENDINGS = (".svg", ".pdf", ".png")
+FILTERS = (percent, duration, data_size, exact_count, task_sizes, method_title)  # what templates write numbers with
+HEADLINE = ("A_weighted", "last_accuracy", "F_weighted")  # metrics that a run's page shows at its top
 
 
 def write_run_report(run: Path) -> Path:
@@ -29,7 +30,7 @@ def write_run_report(run: Path) -> Path:
 def write_figure(figure: Figure, out: Path) -> Path:
     """Write a figure as .svg, .pdf or .png, as the name of the file says; returns its path."""
     check_figure_name(out)
-    return write_file(out, inline.drawn(figure, out.suffix[1:]))
+    return write_file(out, page_figures.drawn(figure, out.suffix[1:]))
 
 
 def check_figure_name(out: Path) -> None:
@@ -41,7 +42,16 @@ def check_figure_name(out: Path) -> None:
 
 def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
     """Fill a template and write it; returns the path."""
-    return write_file(path, _environment().get_template(template).render(values))
+    environment = Environment(
+        loader=PackageLoader("etag.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {function.__name__: function for function in FILTERS}
+    environment.globals["definitions"] = METRICS
+    return write_file(path, environment.get_template(template).render(values))
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
@@ -54,54 +64,44 @@ def write_file(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("etag.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "percent": percent,
-        "duration": duration,
-        "data_size": data_size,
-        "exact_count": exact_count,
-        "task_sizes": task_sizes,
-        "method_title": method_title,
-    }
-    return environment
-
-
 def _run_values(record: RunRecord) -> dict[str, Any]:
     metrics = record.metrics
     features, key = _features(record)
     return {
         "metrics": metrics,
-        "tiles": HEADLINE,
-        "quantities": QUANTITIES.values(),
-        "accuracy_curve": inline.accuracy_curve(metrics),
-        "accuracy_matrix": inline.accuracy_matrix(metrics),
-        "confusion": inline.confusion_matrix(metrics),
+        "tiles": _tiles(metrics),
+        "accuracy_curve": page_figures.accuracy_curve(metrics),
+        "accuracy_matrix": page_figures.accuracy_matrix(metrics),
+        "confusion": page_figures.confusion_matrix(metrics),
         "features": features,
         "features_key": key,
-        "losses": [inline.phase_losses(losses) for losses in losses_by_phase(record.steps)],
-        "generated": [inline.generated_images(image, task) for task, image in record.generated.items()],
+        "losses": [page_figures.phase_losses(losses) for losses in losses_by_phase(record.steps)],
+        "generated": [page_figures.generated_images(image, task) for task, image in record.generated.items()],
         "parts": list(dict.fromkeys([*metrics.parameters_by_part, *metrics.stored_bytes_by_part])),
         "config": record.config,
     }
 
 
-def _features(record: RunRecord) -> tuple[list[inline.InlineFigure], named_figures.Key]:
+def _tiles(metrics: Metrics) -> list[tuple[str, str, str]]:
+    """Title, value and definition of each number at the top of the page."""
+    chosen = [metric for metric in METRICS if metric.name in HEADLINE]
+    return [
+        *((one.title, f"{percent(metrics.values[one.name])} {one.unit}", one.definition) for one in chosen),
+        ("Training time", duration(sum(metrics.train_seconds)), "of all tasks together"),
+        ("Parameters", short_count(metrics.parameters), "of all networks at the end of the run"),
+        ("Stored", data_size(metrics.stored_bytes), "bytes stored from one task to the next"),
+    ]
+
+
+def _features(record: RunRecord) -> tuple[list[page_figures.InlineFigure], page_figures.Key]:
     """The t-SNE after the last task with saved features; and after each of them, if there are several."""
-    tasks = panel_tasks(saved_tasks(record))
-    by_task = embeddings(record, tasks)
+    by_task = some_embeddings(record)
     if not by_task:
         return [], []
     metrics, last = record.metrics, max(by_task)
-    key = inline.embedding_key(metrics)
-    found = [inline.embedding_scatter(by_task[last], metrics, last)]
+    place, key = page_figures.class_key(range(metrics.classes), metrics)
+    found = [page_figures.embedding_scatter(by_task[last], metrics, last)]
     if len(by_task) > 1:
         title, caption = method_title(metrics.method), "The same after several tasks, each laid out anew."
-        found.append(named_figures.panels(title, by_task, inline.style_numbers(metrics), key, caption))
+        found.append(page_figures.embedding_panels(title, by_task, place, key, caption))
     return found, key

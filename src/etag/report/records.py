@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from etag.core.errors import EtagError
 from etag.core.options import file_error
@@ -21,11 +22,7 @@ AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those task
 Tasks = Annotated[list[NonNegativeInt], Field(min_length=1)]  # new classes of each task
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Metrics(_Record):
+class Metrics(BaseModel):
     """The content of `metrics.json`: everything that was measured in one finished run."""
 
     method: str
@@ -63,13 +60,13 @@ class Metrics(_Record):
     @model_validator(mode="after")
     def _check_shapes(self) -> Self:
         for name in ("accuracy_matrix", "task_aware_matrix"):
-            _check_square(name, getattr(self, name), self.tasks)
-            if any(value is None for row in _lower(getattr(self, name)) for value in row):
+            rows = getattr(self, name)
+            _check_square(name, rows, self.tasks)
+            if any(None in row[: step + 1] for step, row in enumerate(rows)):
                 raise ValueError(f"{name} lacks a number on or below its diagonal")
-        if self.classes_in_task and len(self.classes_in_task) != self.tasks:
-            raise ValueError(f"classes_in_task must have one value for each of the {self.tasks} tasks")
         _check_square("confusion", self.confusion, self.classes)
-        for name in ("step_accuracy_weighted", "step_accuracy_plain", "train_seconds", "test_seconds"):
+        optional = ("classes_in_task",) if self.classes_in_task else ()
+        for name in (*optional, "step_accuracy_weighted", "step_accuracy_plain", "train_seconds", "test_seconds"):
             if len(getattr(self, name)) != self.tasks:
                 raise ValueError(f"{name} must have one value for each of the {self.tasks} tasks")
         if len(self.class_names) < self.classes:
@@ -104,18 +101,16 @@ class Metrics(_Record):
     @cached_property
     def values(self) -> dict[str, float]:
         """The value of every metric, by name; computed from the accuracy matrix where the file lacks it."""
-        sizes = {"classes_per_task": self.classes_per_task, "classes_in_task": self.classes_in_task}
-        return stored_summary({**self.stored_values, **sizes, "accuracy_matrix": self.accuracies})
+        return stored_summary(vars(self) | self.stored_values)
 
     @cached_property
     def step_accuracy_task_aware(self) -> list[float]:
         """Weighted accuracy after each task where the task of every image is known."""
-        return step_accuracies(
-            _known(self.task_aware_matrix), self.classes_in_task or self.classes_per_task, weighted=True
-        )
+        sizes = self.classes_in_task or self.classes_per_task
+        return step_accuracies(_known(self.task_aware_matrix), sizes, weighted=True)
 
 
-class LoggedStep(_Record):
+class LoggedStep(BaseModel):
     """One line of `steps.jsonl`; steps count from 1 in every phase of every task."""
 
     task: int
@@ -137,11 +132,11 @@ class RunRecord:
 
 def read_run(path: Path, logs: bool = True) -> RunRecord:
     """Read a finished run. Only `metrics.json` must exist; without `logs`, only it and the configuration are read."""
-    metrics_file = path / "metrics.json"
-    metrics_text = _text(metrics_file)
-    if metrics_text is None:
-        raise EtagError(f"'{path}' holds no finished run: {metrics_file} is missing.")
-    metrics = _parse(Metrics, metrics_text, metrics_file)
+    file = path / "metrics.json"
+    text = _text(file)
+    if text is None:
+        raise EtagError(f"'{path}' holds no finished run: {file} is missing.")
+    metrics = _parse(Metrics, text, file)
     config = _text(path / "config.yaml") or ""
     if not logs:
         return RunRecord(path, metrics, config, [], {})
@@ -167,17 +162,12 @@ def task_files(folder: Path, ending: str) -> dict[int, Path]:
 
 
 def _read_steps(path: Path) -> list[LoggedStep]:
-    lines = (_text(path) or "").splitlines()
-    # a run that was killed may leave half a line: skip it
-    return [_parse(LoggedStep, line, path) for line in lines if _is_json(line)]
-
-
-def _is_json(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
+    steps = []
+    for line in (_text(path) or "").splitlines():
+        with suppress(json.JSONDecodeError):  # a run that was killed may leave half a line: skip it
+            json.loads(line)
+            steps.append(_parse(LoggedStep, line, path))
+    return steps
 
 
 def _text(path: Path) -> str | None:
@@ -189,7 +179,7 @@ def _text(path: Path) -> str | None:
         raise EtagError(f"{path} cannot be read: {error}.") from error
 
 
-R = TypeVar("R", bound=_Record)
+R = TypeVar("R", bound=BaseModel)
 
 
 def _parse(kind: type[R], text: str, path: Path) -> R:
@@ -204,9 +194,5 @@ def _check_square(name: str, rows: list[list[float | None]] | list[list[int]], s
         raise ValueError(f"{name} must have {size} rows of {size} values")
 
 
-def _lower(rows: AccuracyRows) -> AccuracyRows:
-    return [row[: index + 1] for index, row in enumerate(rows)]
-
-
 def _known(rows: AccuracyRows) -> list[list[float]]:
-    return [[value for value in row if value is not None] for row in _lower(rows)]
+    return [[value for value in row[: step + 1] if value is not None] for step, row in enumerate(rows)]

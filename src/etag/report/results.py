@@ -6,45 +6,57 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from etag.core.text import fixed
+from etag.evaluation.metrics import METRICS, Metric
 from etag.experiments.paper import column_of, printed
 from etag.report.agreement import RESAMPLES, Agreement, agreement, paired
-from etag.report.groups import MethodRuns, RunGroup, seeds_differ
+from etag.report.groups import MethodRuns, RunGroup
 from etag.report.layout import layout
-from etag.report.quantities import QUANTITIES, Quantity
 from etag.report.style import is_embedded, method_title
-from etag.report.tables import BEST, EMPTY, SECOND, Cell, Column, Row, Table, number_cell, spread_cell
+from etag.report.tables import BEST, SECOND, Cell, Column, Row, Table, number_cell, spread_cell
 
-METHOD = Column("method", number=False)
+CellsOf = tuple[Column, Sequence[Cell]]  # a column with its cells
+
+
+def member_table(
+    kind: str,
+    group: RunGroup,
+    members: Sequence[MethodRuns],
+    columns: Sequence[CellsOf],
+    notes: Sequence[str],
+    heading: str = "method",
+    titles: Sequence[str] | None = None,
+) -> Table:
+    """A table with one row per member; the rows have the members' titles, or `titles` under another heading."""
+    names = [Cell(title) for title in titles or [member.title for member in members]]
+    lines = zip(names, *(cells for _, cells in columns), strict=True)
+    rows = [Row(line, is_embedded(member.method)) for member, line in zip(members, lines, strict=True)]
+    heads = [Column(heading, number=False), *(column for column, _ in columns)]
+    return Table(f"{kind}-{group.slug}", group.title, heads, rows, notes)
+
+
+def seeds_columns(members: Sequence[MethodRuns]) -> list[CellsOf]:
+    """A column with the number of seeds of each member, if these numbers differ."""
+    seeds = [len(member.runs) for member in members]
+    return [(Column("seeds"), [number_cell(count, 0) for count in seeds])] if len(set(seeds)) > 1 else []
 
 
 def results_table(group: RunGroup) -> Table:
     """Every metric of every method and variant; the paper's values beside ours if the group stands for one of its
     columns."""
-    members = list(group.members.values())
-    columns, parts = [METHOD], [[Cell(_marked_title(member)) for member in members]]
-    for quantity in QUANTITIES.values():
-        ranks = _ranks(group, quantity)
-        columns.append(Column(quantity.heading, title=quantity.definition))
-        parts.append([spread_cell(m.percent_spread(quantity), rank=ranks.get(m.label, 0)) for m in members])
-        letters = [letter for letter, name in layout().letters.items() if name == quantity.name]
-        for letter in letters if group.column else []:
-            columns.append(Column(f"paper’s {letter}"))
-            parts.append([_printed(group.column or "", member, letter) for member in members])
-    for column, cells in seeds_columns(members):
-        columns.append(column)
-        parts.append(cells)
-    rows = []
-    for place, line in enumerate(zip(*parts, strict=True)):
-        member, before = members[place], members[max(0, place - 1)]
-        rows.append(Row(line, shaded=is_embedded(member.method), ruled=_kind(before) != _kind(member)))
-    return Table(f"results-{group.slug}", group.title, columns, rows, _notes(group))
-
-
-def seeds_columns(members: Sequence[MethodRuns]) -> list[tuple[Column, list[Cell]]]:
-    """A column with the number of seeds of each member, if these numbers differ."""
-    if not seeds_differ(members):
-        return []
-    return [(Column("seeds"), [number_cell(len(member.runs), 0) for member in members])]
+    columns: list[CellsOf] = []
+    for metric in METRICS:
+        ranks = _ranks(group, metric)
+        cells = [spread_cell(member.spread(metric.name), rank=ranks.get(member.label, 0)) for member in group.all]
+        columns.append((Column(f"{metric.name} ({metric.unit})", title=metric.definition), cells))
+        if group.column:
+            letters = [letter for letter, name in layout().letters.items() if name == metric.name]
+            columns += [(Column(f"paper’s {letter}"), _printed(group, letter)) for letter in letters]
+    titles = [f"{member.title}{' ‡' if member.stores_images else ''}" for member in group.all]
+    columns += seeds_columns(group.all)
+    table = member_table("results", group, group.all, columns, _notes(group), titles=titles)
+    kinds = [_kind(member) for member in group.all]
+    pairs = zip(table.rows, kinds, [kinds[0], *kinds], strict=False)
+    return replace(table, rows=[replace(row, ruled=kind != before) for row, kind, before in pairs])
 
 
 def _kind(member: MethodRuns) -> int:
@@ -54,54 +66,46 @@ def _kind(member: MethodRuns) -> int:
     return 0 if member.is_bound else 1 if member.method in printed().methods else 2
 
 
-def _marked_title(member: MethodRuns) -> str:
-    return f"{member.title}{' ‡' if member.stores_images else ''}"
+def _printed(group: RunGroup, letter: str) -> list[Cell]:
+    column, cells = group.column or "", []
+    for member in group.all:
+        result = None if member.is_variant else printed().table1[column].get(member.method)
+        cell = number_cell(getattr(result, letter, None), deviation=getattr(result, f"{letter}_std", None))
+        doubtful = result is not None and printed().doubt(column, member.method, letter)
+        cells.append(replace(cell, text=f"{cell.text} †") if doubtful else cell)
+    return cells
 
 
-def _printed(column: str, member: MethodRuns, letter: str) -> Cell:
-    result = None if member.is_variant else printed().table1[column].get(member.method)
-    if result is None:
-        return EMPTY
-    cell = number_cell(getattr(result, letter), deviation=getattr(result, f"{letter}_std"))
-    return replace(cell, text=f"{cell.text} †") if printed().doubt(column, member.method, letter) else cell
-
-
-def _ranks(group: RunGroup, quantity: Quantity) -> dict[str, int]:
+def _ranks(group: RunGroup, metric: Metric) -> dict[str, int]:
     """The best and the second-best member by label, bounds excepted. Values that are written alike are equal."""
-    means = {m.label: m.percent_spread(quantity).mean for m in group.competing}
+    means = {member.label: member.spread(metric.name).mean for member in group.all if not member.is_bound}
     written = {label: float(fixed(mean, 2)) for label, mean in means.items() if math.isfinite(mean)}
     if len(written) < 2:
         return {}
-    order = sorted(set(written.values()), reverse=quantity.better == "higher")
+    order = sorted(set(written.values()), reverse=metric.better == "higher")
     best = zip((BEST, SECOND), order, strict=False)
     return {label: rank for rank, value in best for label in written if written[label] == value}
 
 
 def _notes(group: RunGroup) -> list[str]:
-    members = list(group.members.values())
-    several = any(len(member.runs) > 1 for member in members)
     notes = ["Bold is the best mean, underlined the second best; neither says that a difference is more than chance."]
-    if several:
+    if any(len(member.runs) > 1 for member in group.all):
         notes[0] += " ± is the sample standard deviation over seeds."
-    if bounds := [member.title for member in members if member.is_bound]:
+    if bounds := [member.title for member in group.all if member.is_bound]:
         notes.append(f"References that are not ranked: {', '.join(bounds)}.")
-    if any(is_embedded(member.method) for member in members):
+    if any(is_embedded(member.method) for member in group.all):
         notes.append("Shaded: eXX is XX with embedding distillation.")
-    if any(member.stores_images for member in members):
+    if any(member.stores_images for member in group.all):
         notes.append("‡ stores exemplars: images of earlier classes.")
     if group.column:
-        notes += [_stands_for(group), *_doubts(group)]
-    return [*notes, *remarks(group)]
+        wrong = (one for one in printed().doubtful if one.column == group.column and one.method in group.members)
+        notes.append(_stands_for(group, group.column))
+        notes += [f"† As the paper prints it for {method_title(one.method)}: it {one.note}." for one in wrong]
+    return [*notes, *_remarks(group)]
 
 
-def _doubts(group: RunGroup) -> list[str]:
-    wrong = (one for one in printed().doubtful if one.column == group.column and one.method in group.members)
-    return [f"† As the paper prints it for {method_title(one.method)}: it {one.note}." for one in wrong]
-
-
-def _stands_for(group: RunGroup) -> str:
-    column, letters = group.column or "", layout().letters
-    same = ", ".join(f"the paper’s {letter} is set beside {name}" for letter, name in letters.items())
+def _stands_for(group: RunGroup, column: str) -> str:
+    same = ", ".join(f"the paper’s {letter} is set beside {name}" for letter, name in layout().letters.items())
     if column == column_of(group.metrics.data, group.metrics.split):
         return f"{group.title} has the data and split of the paper’s column {column}; {same}."
     data, _, tasks = column.rpartition("-")
@@ -111,11 +115,11 @@ def _stands_for(group: RunGroup) -> str:
     )
 
 
-def remarks(group: RunGroup) -> list[str]:
+def _remarks(group: RunGroup) -> list[str]:
     """What runs say about themselves and every page must repeat, such as where frozen features come from."""
     found = (
         f"{member.title}, {name}: {remark}."
-        for member in group.members.values()
+        for member in group.all
         for run in member.runs
         for name, remark in run.metrics.remarks.items()
     )
@@ -135,11 +139,6 @@ class Ranking:
         """The paper's A of each method."""
         return [printed().table1[self.column][member.method].A for member in self.members]
 
-    @property
-    def ours(self) -> list[float]:
-        """Our mean A of each method."""
-        return [member.percent_spread().mean for member in self.members]
-
     @cached_property
     def agreement(self) -> Agreement:
         """Kendall's tau-b of the two rankings."""
@@ -148,7 +147,7 @@ class Ranking:
 
 def ranking(group: RunGroup) -> Ranking | None:
     """The two rankings, if the group stands for a column of the paper and has at least three of its methods."""
-    members = [m for m in group.methods if m.method in printed().methods and not m.is_bound]
+    members = [m for m in group.all if m.label in printed().methods and not m.is_bound]
     return Ranking(group, group.column, members) if group.column and len(members) > 2 else None
 
 
@@ -159,9 +158,8 @@ def agreement_table(rankings: Sequence[Ranking]) -> Table:
     rows = []
     for one in rankings:
         found = one.agreement
-        low, high = found.interval or (None, None)
-        cells = [Cell(one.group.title), Cell(one.column), number_cell(found.methods, 0), number_cell(found.tau)]
-        rows.append(Row([*cells, number_cell(low), number_cell(high)]))
+        numbers = [number_cell(value) for value in (found.tau, *(found.interval or (None, None)))]
+        rows.append(Row([Cell(one.group.title), Cell(one.column), number_cell(found.methods, 0), *numbers]))
     note = (
         "Kendall’s tau-b of A between our means and the paper’s, without bounds: 1 is the same order, 0 no relation, "
         f"−1 the reverse order. The interval comes from {RESAMPLES} resamples of the seeds within each method."
@@ -171,27 +169,28 @@ def agreement_table(rankings: Sequence[Ranking]) -> Table:
 
 def paired_table(group: RunGroup, reference: MethodRuns) -> Table | None:
     """The reference's A minus that of each other member, over the seeds that both have; None without shared seeds."""
-    others = [member for member in group.members.values() if member is not reference]
-    found = [(m, difference) for m in others if (difference := paired(reference.percents(), m.percents()))]
-    rows = []
-    for member, one in found:
-        low, high = one.interval or (None, None)
-        mean = replace(spread_cell(one.difference), text=_signed(one.difference.text(_two)))
-        cells = [Cell(member.title), mean, number_cell(low), number_cell(high)]
-        rows.append(Row([*cells, Cell(", ".join(map(str, one.seeds)))], shaded=is_embedded(member.method)))
-    heading = f"{reference.title}’s A minus its A (points)"
-    columns = [METHOD, *(Column(name) for name in (heading, "95 % from", "to", "seeds"))]
+    pairs = [(m, paired(reference.percents(), m.percents())) for m in group.all if m is not reference]
+    members = [member for member, one in pairs if one]
+    found = [one for _, one in pairs if one]
+    if not found:
+        return None
+    ends = [one.interval or (None, None) for one in found]
+    columns = [
+        (
+            Column(f"{reference.title}’s A minus its A (points)"),
+            [_signed(spread_cell(one.difference)) for one in found],
+        ),
+        (Column("95 % from"), [number_cell(low) for low, _ in ends]),
+        (Column("to"), [number_cell(high) for _, high in ends]),
+        (Column("seeds"), [Cell(", ".join(map(str, one.seeds))) for one in found]),
+    ]
     note = (
         "Differences of A_weighted seed by seed: mean ± standard deviation, and Student’s 95 % interval of the mean, "
         "without correction for the number of comparisons. Where the interval includes zero, the difference may be "
         "chance."
     )
-    return Table(f"paired-{group.slug}", group.title, columns, rows, [note]) if rows else None
+    return member_table("paired", group, members, columns, [note])
 
 
-def _two(value: float) -> str:
-    return fixed(value, 2)
-
-
-def _signed(text: str) -> str:
-    return text if text.startswith("-") else f"+{text}"
+def _signed(cell: Cell) -> Cell:
+    return cell if cell.text.startswith("-") else replace(cell, text=f"+{cell.text}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.colors import is_color_like, to_hex
@@ -32,6 +33,11 @@ class Style:
     color: str
     marker: str = "o"
     line: str = "-"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of matplotlib that draw a line in this style."""
+        return {"color": self.color, "marker": self.marker, "linestyle": self.line}
 
 
 def method_info(method: str) -> MethodInfo | None:
@@ -104,8 +110,7 @@ def _own_color(method: str) -> str | None:
 
 def class_styles(classes: int) -> list[Style]:
     """Styles of up to `CLASSES_WITH_OWN_STYLE` classes."""
-    pairs = [Style(color, marker) for marker, color in product(CLASS_MARKERS, CLASS_COLORS)]
-    return pairs[:classes]
+    return [Style(color, marker) for marker, color in product(CLASS_MARKERS, CLASS_COLORS)][:classes]
 
 
 def task_styles(tasks: int) -> list[Style]:

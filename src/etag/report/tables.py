@@ -1,28 +1,31 @@
 """Tables that can be written as HTML, CSV, Markdown and LaTeX."""
 
 import csv
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from io import StringIO
-from itertools import accumulate, groupby
+from itertools import groupby
 
 from etag.core.text import MISSING, fixed
-from etag.report.quantities import Spread
+from etag.report.agreement import Spread
 
 BEST, SECOND = 1, 2
-LATEX = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "†": r"$^\dagger$",
-    "‡": r"$^\ddagger$",
-    "−": "$-$",
-    "×": r"$\times$",
-    "τ": r"$\tau$",
-    MISSING: "--",
-}
+MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_<"})
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "†": r"$^\dagger$",
+        "‡": r"$^\ddagger$",
+        "−": "$-$",
+        "×": r"$\times$",
+        "τ": r"$\tau$",
+        MISSING: "--",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Cell:
     value: float | None = None
     deviation: float | None = None
     rank: int = 0  # BEST or SECOND of its column; 0 is neither
+
+    def marked(self, best: str, second: str, escapes: dict[int, str]) -> str:
+        """The text with its letters escaped, inside `best` or `second` if it has that rank."""
+        return {BEST: best, SECOND: second}.get(self.rank, "{}").format(self.text.translate(escapes))
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class Table:
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Row]
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
     @property
     def groups(self) -> list[tuple[str, int]]:
@@ -89,81 +96,65 @@ class Table:
     @property
     def starts(self) -> list[int]:
         """The index of the first column of every group."""
-        return [
-            start
-            for start, (name, _) in zip(accumulate([0] + [n for _, n in self.groups]), self.groups, strict=False)
-            if name
-        ]
+        names = ["", *(column.group for column in self.columns)]
+        return [place for place, name in enumerate(names[1:]) if name and name != names[place]]
 
     def csv(self) -> str:
         """Plain numbers; deviations have columns of their own."""
-        spread = [
-            any(row.cells[place].deviation is not None for row in self.rows) for place in range(len(self.columns))
-        ]
-        lines = [_flat([[heading, f"{heading} std"] for heading in self._headings], spread)]
-        lines += [_flat([_plain(cell) for cell in row.cells], spread) for row in self.rows]
-        return rows_csv(lines)
+        columns = []
+        for place, heading in enumerate(self._headings):
+            cells = [row.cells[place] for row in self.rows]
+            columns.append([heading, *map(_plain, cells)])
+            if any(cell.deviation is not None for cell in cells):
+                columns.append([f"{heading} std", *(_digits(cell.deviation) for cell in cells)])
+        return rows_csv(zip(*columns, strict=True))
 
     def markdown(self) -> str:
         """A pipe table with the notes under it."""
+        heads = [heading.translate(MARKDOWN) for heading in self._headings]
         sides = ["---:" if column.number else ":---" for column in self.columns]
-        rows = [[_marked(cell, "**{}**", "<u>{}</u>", _markdown) for cell in row.cells] for row in self.rows]
-        lines = [f"| {' | '.join(line)} |" for line in [list(map(_markdown, self._headings)), sides, *rows]]
-        notes = [f"\n{_markdown(note)}" for note in self.notes]
-        return "\n".join([f"{_markdown(self.caption)}\n", *lines, *notes]) + "\n"
+        rows = [[cell.marked("**{}**", "<u>{}</u>", MARKDOWN) for cell in row.cells] for row in self.rows]
+        lines = [f"| {' | '.join(line)} |" for line in [heads, sides, *rows]]
+        notes = [f"\n{note.translate(MARKDOWN)}" for note in self.notes]
+        return "\n".join([f"{self.caption.translate(MARKDOWN)}\n", *lines, *notes, ""])
 
     def latex(self) -> str:
         """A `tabular` for booktabs and colortbl, without a float around it."""
         sides = "".join("r" if column.number else "l" for column in self.columns)
-        lines = [f"% {_latex(self.caption)}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule", *self._latex_heads()]
+        lines = [f"% {self.caption.translate(LATEX)}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
+        if self.groups:
+            spans = [rf"\multicolumn{{{span}}}{{c}}{{{name.translate(LATEX)}}}" for name, span in self.groups]
+            lines.append(_latex_row(spans))
+        lines += [_latex_row([column.name.translate(LATEX) for column in self.columns]), r"\midrule"]
         for row in self.rows:
             lines += [r"\midrule"] * row.ruled + [r"\rowcolor[gray]{0.92}"] * row.shaded
-            cells = [_marked(cell, r"\textbf{{{}}}", r"\underline{{{}}}", _latex) for cell in row.cells]
-            lines.append(" & ".join(cells) + r" \\")
-        return (
-            "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {_latex(note)}" for note in self.notes)])
-            + "\n"
-        )
-
-    def _latex_heads(self) -> list[str]:
-        names = " & ".join(_latex(column.name) for column in self.columns)
-        groups = " & ".join(rf"\multicolumn{{{span}}}{{c}}{{{_latex(name)}}}" for name, span in self.groups)
-        return [*([groups + r" \\"] if groups else []), names + r" \\", r"\midrule"]
+            lines.append(
+                _latex_row([cell.marked(r"\textbf{{{}}}", r"\underline{{{}}}", LATEX) for cell in row.cells])
+            )
+        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note.translate(LATEX)}" for note in self.notes)]
+        return "\n".join([*lines, ""])
 
     @property
     def _headings(self) -> list[str]:
         return [f"{column.group} {column.name}".strip() for column in self.columns]
 
 
-def rows_csv(rows: Sequence[Sequence[object]]) -> str:
+def rows_csv(rows: Iterable[Sequence[object]]) -> str:
     """Lines of comma-separated values."""
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def _flat(pairs: Sequence[Sequence[str]], spread: Sequence[bool]) -> list[str]:
-    return [word for pair, both in zip(pairs, spread, strict=True) for word in (pair if both else pair[:1])]
-
-
-def _plain(cell: Cell) -> tuple[str, str]:
+def _plain(cell: Cell) -> str:
     if cell.value is None:
-        return ("" if cell == EMPTY else cell.text, "")
-    return (_digits(cell.value), "" if cell.deviation is None else _digits(cell.deviation))
+        return "" if cell == EMPTY else cell.text
+    return _digits(cell.value)
 
 
-def _digits(value: float) -> str:
-    return repr(round(value, 4) + 0.0).removesuffix(".0")
+def _digits(value: float | None) -> str:
+    return "" if value is None else repr(round(value, 4) + 0.0).removesuffix(".0")
 
 
-def _marked(cell: Cell, best: str, second: str, escape: Callable[[str], str]) -> str:
-    form = {BEST: best, SECOND: second}.get(cell.rank, "{}")
-    return form.format(escape(cell.text))
-
-
-def _markdown(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "\\|*_<" else letter for letter in text)
-
-
-def _latex(text: str) -> str:
-    return "".join(LATEX.get(letter, letter) for letter in text)
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
