@@ -42,15 +42,13 @@ def names(runs):
     return [run.name for run in runs]
 
 
-class NoDisplay:
+def no_display(runs, seconds_left):
     """Prints nothing."""
-
-    def update(self, runs, seconds_left): ...
 
 
 def bench(tmp_path, file, jobs=1, **options):
     whole = Bench(Grid.load(file), tmp_path / "store", tmp_path / "results", **options)
-    return whole.execute(LocalWorkers(jobs), NoDisplay())
+    return whole.execute(LocalWorkers(jobs), no_display)
 
 
 def etag(*words, cwd):

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
 from etag.experiments.estimate import Estimate, estimate
-from etag.experiments.grid import Grid, PlannedRun, by_label
+from etag.experiments.grid import Grid, PlannedRun
 from etag.experiments.run_directory import RunDirectory
 
 State = Literal["waiting", "running", "done", "failed"]
@@ -55,21 +55,20 @@ class RunStatus:
     started: float | None = None  # time.monotonic() of its start by this process
 
     @property
-    def label(self) -> str:
-        """The run's name without the seed."""
-        return self.run.label
-
-    @property
     def elapsed(self) -> float:
         """Seconds since this process started it; 0 if it did not."""
         return 0.0 if self.started is None else time.monotonic() - self.started
 
 
-class Display(Protocol):
-    """Prints the progress of a grid."""
+Display = Callable[[Sequence[RunStatus], float | None], None]  # prints the progress of runs, and the seconds left
 
-    def update(self, runs: Sequence[RunStatus], seconds_left: float | None) -> None:
-        """Print what has changed."""
+
+def by_label(runs: Iterable[RunStatus]) -> dict[str, list[RunStatus]]:
+    """Groups of runs that differ only in the seed."""
+    groups: dict[str, list[RunStatus]] = {}
+    for status in runs:
+        groups.setdefault(status.run.label, []).append(status)
+    return groups
 
 
 @dataclass
@@ -96,12 +95,12 @@ class Bench:
                         status.state, status.started = "running", time.monotonic()
                     if self._poll(jobs):
                         self._plan()
-                    display.update(list(self.runs.values()), self.seconds_left(workers.slots))
+                    display(list(self.runs.values()), self.seconds_left(workers.slots))
                     time.sleep(POLL_SECONDS)
             finally:
                 for job in jobs.values():
                     job.stop()
-            display.update(list(self.runs.values()), None)
+            display(list(self.runs.values()), None)
         return list(self.runs.values())
 
     @property
@@ -115,14 +114,9 @@ class Bench:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Let no other process execute a grid in the same store; the grid's file is written beside its results."""
-        try:
-            self.store.mkdir(parents=True, exist_ok=True)
-            self.results.mkdir(parents=True, exist_ok=True)
-            (self.store / ".lock").touch()
-        except OSError as error:
-            raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
         with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
             try:
+                self.results.mkdir(parents=True, exist_ok=True)
                 write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned))
             except OSError as error:
                 raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
@@ -202,7 +196,7 @@ class Bench:
         same, left = by_label(done), [0.0]
         later = [RunStatus(run) for run in self.planned if run.name not in self.runs]  # after a search
         for status in [*self._in_state("waiting", "running"), *later]:
-            known = same.get(status.label, done)
+            known = same.get(status.run.label, done)
             expected = sum(other.seconds or 0.0 for other in known) / len(known)
             left.append(max(0.0, expected - status.elapsed))
         return max(sum(left) / slots, *left)  # fewer runs than slots end no sooner than the longest of them
@@ -233,14 +227,12 @@ def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
     A few steps are measured once for each method and its options, and scaled to the images of every split.
     """
     measured: dict[str, Estimate] = {}
-    for label, runs in by_label(grid.all_runs()).items():
-        cost = _cost_options(runs[0])
-        found = estimate(runs[0].config, measured.get(cost))
+    for label, runs in by_label(map(RunStatus, grid.all_runs())).items():
+        config = runs[0].run.config
+        plain = config.plain()
+        cost = json.dumps(
+            [plain[key] for key in ("method", "model", "train", "runtime")]
+        )  # what a step's cost depends on
+        found = estimate(config, measured.get(cost))
         measured.setdefault(cost, found)
         yield label, len(runs), sum(found.seconds), found.operations
-
-
-def _cost_options(run: PlannedRun) -> str:
-    """The options that the cost of a step depends on, as a text to compare."""
-    plain = run.config.plain()
-    return json.dumps({key: plain[key] for key in ("method", "model", "train", "runtime")}, sort_keys=True)

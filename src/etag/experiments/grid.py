@@ -2,11 +2,11 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -148,25 +148,6 @@ def _appendable(text: str, content: dict[str, Any]) -> str:
     except EtagError:
         pass
     return yaml.write(content)
-
-
-class Labeled(Protocol):
-    """A planned run, or its status."""
-
-    @property
-    def label(self) -> str:
-        """The run's name without the seed."""
-
-
-L = TypeVar("L", bound=Labeled)
-
-
-def by_label(runs: Iterable[L]) -> dict[str, list[L]]:
-    """Groups of runs that differ only in the seed."""
-    groups: dict[str, list[L]] = {}
-    for run in runs:
-        groups.setdefault(run.label, []).append(run)
-    return groups
 
 
 def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:

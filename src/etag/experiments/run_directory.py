@@ -37,11 +37,6 @@ class RunDirectory:
         """Keep other processes out; the directory is created if it does not exist."""
         if self._content() and not self.config.is_file():
             raise EtagError(f"'{self.path}' exists and is not a run directory: choose another one with --out.")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / LOCK).touch()
-        except OSError as error:
-            raise EtagError(f"the run directory '{self.path}' cannot be written: {error.strerror}.") from error
         with locked(self.path / LOCK, f"another process is using '{self.path}': wait for it, or choose --out."):
             yield
 
