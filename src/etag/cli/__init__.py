@@ -30,11 +30,9 @@ def run(
     split: Annotated[str | None, typer.Option(help="Classes per task: b50-5x10 is 50, then 5 tasks of 10.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed, also of the class order.")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Options that go with any recipe; `fast` takes about a third of the time.")
+        str | None, typer.Option(help="Changes to any recipe; `fast` takes a third of the time.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run directory; runs/METHOD-DATA-SPLIT-seedN if not given.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; else runs/METHOD-DATA-SPLIT-seedN.")] = None,
     weights: Annotated[str | None, typer.Option(help="File of initial backbone weights.")] = None,
     setting: Settings = None,
     devices: Annotated[int | None, typer.Option(help="Processes on each machine, one per device.")] = None,
@@ -77,14 +75,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The method that the others are compared with, such as gfr; default: etag."
-        ),
+        str | None, typer.Option(metavar="NAME", help="Compare with this method; else etag.")
     ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Also draw the accuracy curves alone, as a .svg, .pdf or .png file.")
-    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Also draw the accuracy curves as .svg, .pdf or .png.")] = None,
     plugin: Plugins = None,
 ) -> None:
     """Compare runs on one page. For folders, also write all tables and figures beside it."""
@@ -200,9 +193,7 @@ def get(
 def folders(
     name: Annotated[str, typer.Argument(help="A data source.")],
     out: Annotated[Path, typer.Argument(help="The folder to write: a sub-folder of PNG files a class.")],
-    classes: Annotated[
-        str | None, typer.Option(help="Some only: names or numbers, as in apple,bear or 0-4,7.")
-    ] = None,
+    classes: Annotated[str | None, typer.Option(help="Only these: names or numbers: apple,bear or 0-4,7.")] = None,
     per_class: Annotated[int | None, typer.Option(help="The first so many images of each.", min=1)] = None,
     part: Annotated[Literal["train", "test"], typer.Option(help="Which of its images.")] = "train",
 ) -> None:

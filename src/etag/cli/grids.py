@@ -27,20 +27,14 @@ Plugins = Annotated[
 def bench(
     grid: Annotated[str, typer.Argument(help="Name or file of a grid (see `etag recipes --grids`).")],
     store: Annotated[
-        Path | None, typer.Option(help="Folder for the run directories; $ETAG_RUNS/GRID, else the user cache.")
+        Path | None, typer.Option(help="Folder of runs; else $ETAG_RUNS/GRID or the user cache.")
     ] = None,
     results: Annotated[Path | None, typer.Option(help="Folder for finished results; results/GRID.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one thread each.", min=1)] = 1,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="ray: on a cluster, or on one that is started here.")
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster; without it one is started on this machine.")
-    ] = None,
+    engine: Annotated[Literal["local", "ray"], typer.Option(help="Where: on this machine, or on Ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, one is started here.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Only estimate how long it would take.")] = False,
-    tflops: Annotated[
-        float, typer.Option(help="Sustained speed of a GPU, for --estimate; 6 is about a V100 in float32.", min=0.01)
-    ] = 6.0,
+    tflops: Annotated[float, typer.Option(help="Sustained speed of a GPU; 6 is about a V100.", min=0.01)] = 6.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and their states.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Replace runs that have another configuration.")] = False,
     plugin: Plugins = None,

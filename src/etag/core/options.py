@@ -31,6 +31,14 @@ def _mergeable(lower: Any, upper: Any) -> bool:
     return "kind" not in upper or upper["kind"] == lower.get("kind")
 
 
+def dotted(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one mapping by dotted key; an empty mapping stays a value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
 def file_error(error: ValidationError, origin: str) -> EtagError:
     """Return an EtagError that describes the first validation error in the file `origin`."""
     first = error.errors()[0]

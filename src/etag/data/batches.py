@@ -91,17 +91,17 @@ class ImageBatches(_RowBatches):
 class FeatureBatches(_RowBatches):
     """Batches of cached features.
 
-    `features` has one or more passes over the same images, each with its own augmentation; epochs use them in turn.
+    `features` (passes, images, feature) has one or more passes over the same images, each with its own augmentation;
+    epochs use them in turn.
     """
 
     def __init__(
         self,
-        features: Tensor,  # (passes, images, feature)
+        features: Tensor,
         labels: Tensor,
         size: int,
         stream: Stream,
         placement: Placement,
-        *,
         drop_last: bool = False,
     ) -> None:
         super().__init__(len(labels), size, stream, placement, drop_last=drop_last)

@@ -41,10 +41,6 @@ class MemoryImages:
         sets = [self, *others]
         return replace(self, pixels=torch.cat([s.pixels for s in sets]), labels=torch.cat([s.labels for s in sets]))
 
-    def relabeled(self, labels: Tensor) -> Self:
-        """Return the same images with other labels."""
-        return replace(self, labels=labels)
-
     def resized(self, side: int) -> Self:
         """Return the images resized to side x side pixels."""
         if self.pixels.shape[-2:] == (side, side):
@@ -98,10 +94,6 @@ class FileImages:
         sets = [self, *others]
         files = np.concatenate([s.files for s in sets])
         return replace(self, files=files, labels=torch.cat([s.labels for s in sets]))
-
-    def relabeled(self, labels: Tensor) -> Self:
-        """Return the same images with other labels."""
-        return replace(self, labels=labels)
 
     def resized(self, side: int) -> Self:
         """Return the images resized to side x side pixels."""

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -85,7 +85,8 @@ class Bench:
     def execute(self, workers: Workers, display: Display) -> list[RunStatus]:
         """Execute all runs that are not done; returns the status of every run, also of those that failed."""
         self.planned = self.grid.all_runs()
-        with self._locked():
+        with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
+            self._write_grid()
             jobs: dict[str, Job] = {}
             try:
                 self._plan()
@@ -111,16 +112,13 @@ class Bench:
             words += ["--results", self.results.as_posix()]
         return shlex.join([*words, *(word for file in self.grid.plugins for word in ("--plugin", file))])
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Let no other process execute a grid in the same store; the grid's file is written beside its results."""
-        with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
-            try:
-                self.results.mkdir(parents=True, exist_ok=True)
-                write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned))
-            except OSError as error:
-                raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
-            yield
+    def _write_grid(self) -> None:
+        """Write the grid's file beside its results."""
+        try:
+            self.results.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned))
+        except OSError as error:
+            raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
 
     def _plan(self) -> None:
         """Add all runs that can be configured now: the results of a search may allow new ones."""
@@ -128,7 +126,8 @@ class Bench:
             for run in new:
                 self.runs[run.name] = status = self.status(run)
                 if status.state == "failed" and self.restart:
-                    self._remove(run)
+                    for folder in (self.results, self.store):
+                        shutil.rmtree(folder / run.name, ignore_errors=True)
                     self.runs[run.name] = status = RunStatus(run)
                 if status.state == "done":
                     self._copy(run)
@@ -150,10 +149,6 @@ class Bench:
             except EtagError as error:
                 return RunStatus(run, "failed", str(error))
         return RunStatus(run)
-
-    def _remove(self, run: PlannedRun) -> None:
-        for folder in (self.results, self.store):
-            shutil.rmtree(folder / run.name, ignore_errors=True)
 
     def _in_state(self, *states: State) -> list[RunStatus]:
         return [status for status in self.runs.values() if status.state in states]

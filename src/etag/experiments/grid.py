@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from etag.core.errors import EtagError
-from etag.core.options import Options, file_error
+from etag.core.options import Options, dotted, file_error
 from etag.data.source import Seed
 from etag.experiments import recipes, yaml
 from etag.experiments.config import RunConfig, resolve
@@ -19,14 +19,6 @@ from etag.experiments.config import RunConfig, resolve
 Score = Callable[[str], float | None]  # the accuracy of the run with this name; None while it is not done
 FOR_REPORTS = ("summary", "paper", "notice")  # keys of a grid's file that only a report reads
 ADDED = "# written by `etag bench`\n"  # what follows this line is not part of the grid
-
-
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one mapping by dotted key; an empty mapping stays a value."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
 
 
 class Search(Options):

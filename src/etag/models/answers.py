@@ -119,15 +119,12 @@ class LikelihoodRule(AnswerRule):
     def forward(self, features: Tensor) -> Tensor:
         """Log-likelihoods."""
         features = self.scale(features)
-        noise = self._noise().to(features)
-        return torch.cat([vaes.log_likelihoods(features, noise) for vaes in self.classes], dim=1)
-
-    def _noise(self) -> Tensor:
-        """The same draws at every call: a prediction does not depend on earlier ones."""
         latent = next(iter(self.classes)).latent
-        if self.samples == "mean":
-            return torch.zeros(1, latent)
-        return torch.randn(self.samples, latent, generator=Stream.root(0).generator("samples"))
+        noise = torch.zeros(1, latent)
+        if self.samples != "mean":  # the same draws at every call: a prediction does not depend on earlier ones
+            noise = torch.randn(self.samples, latent, generator=Stream.root(0).generator("samples"))
+        noise = noise.to(features)
+        return torch.cat([vaes.log_likelihoods(features, noise) for vaes in self.classes], dim=1)
 
 
 class HiddenLayersRule(AnswerRule):

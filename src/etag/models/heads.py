@@ -51,7 +51,7 @@ class HeadOptions(Options):
         if self.kind == "cosine":
             return CosineHead(features, self.scale)
         if self.kind == "proxies":
-            return ProxyHead(features, self.proxies, scale=self.scale)
+            return ProxyHead(features, self.proxies, self.scale)
         return LinearHead(features, self.bias)
 
 
@@ -140,16 +140,9 @@ class CosineHead(LinearHead):
 class ProxyHead(CosineHead):
     """Local similarity classifier (Douillard et al., 2020): several proxies per class, nearer ones weigh more."""
 
-    def __init__(
-        self,
-        features: int,
-        proxies: int = 10,
-        gamma: float = 1.0,
-        scale: float = 1.0,
-        block_sizes: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, features: int, proxies: int = 10, scale: float = 1.0, block_sizes: Sequence[int] = ()) -> None:
         super().__init__(features, scale, block_sizes)
-        self.proxies, self.gamma = proxies, gamma
+        self.proxies = proxies
 
     def grow(self, outputs: int, generator: torch.Generator) -> None:
         """Add a block of classes; the proxies of one class are adjacent rows."""
@@ -163,7 +156,7 @@ class ProxyHead(CosineHead):
     def similarities(self, features: Tensor) -> Tensor:
         """Minus the squared distance of the normalized vectors, averaged over a class's proxies by their softmax."""
         near = (2 * self.cosines(features) - 2).view(len(features), -1, self.proxies)
-        return (near * (self.gamma * near).softmax(2)).sum(2)
+        return (near * near.softmax(2)).sum(2)
 
     def forward(self, features: Tensor) -> Tensor:
         """Scaled similarities."""

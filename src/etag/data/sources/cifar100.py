@@ -17,6 +17,7 @@ from etag.data.download import Download
 from etag.data.images import MemoryImages
 from etag.data.source import DataOptions, Dataset, source
 
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
 Part = tuple[MemoryImages, tuple[str, ...]]  # images, and class names if the file has them
 
@@ -34,14 +35,8 @@ def load(folder: Path, _options: DataOptions) -> Dataset:
     (train, names), (test, _) = (
         _read_parquet(folder) if (folder / "train.parquet").exists() else _read_official(folder)
     )
-    return Dataset(
-        train=train,
-        test=test,
-        classes=names or tuple(str(label) for label in range(int(train.labels.max()) + 1)),
-        size=32,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2023, 0.1994, 0.2010),
-    )
+    classes = names or tuple(str(label) for label in range(int(train.labels.max()) + 1))
+    return Dataset(train, test, classes, size=32, mean=MEAN, std=STD)
 
 
 def _read_parquet(folder: Path) -> list[Part]:
@@ -53,16 +48,12 @@ def _read_parquet(folder: Path) -> list[Part]:
         try:
             table = pyarrow.parquet.read_table(file, columns=["img", "fine_label"])
             encoded = pyarrow.compute.struct_field(table.column("img"), "bytes")
-            pixels = np.stack([_decode(png.as_py()) for png in encoded])
+            pixels = np.stack([np.asarray(Image.open(io.BytesIO(png.as_py())).convert("RGB")) for png in encoded])
             labels = table.column("fine_label").to_numpy()
             parts.append((_images(pixels.transpose(0, 3, 1, 2), labels), _names(table)))
         except Exception as error:  # damaged or hostile files can make the parsers raise anything
             raise _unreadable(file, error) from error
     return parts
-
-
-def _decode(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
 
 
 def _names(table: Any) -> tuple[str, ...]:

@@ -26,15 +26,8 @@ DOWNLOADS = [Download(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz"
 @source("mnist", "70,000 handwritten digits, 28x28 gray, 10 classes (idx files)", *FILES, downloads=DOWNLOADS)
 def load(folder: Path, _options: DataOptions) -> Dataset:
     """Load the training and test images."""
-    return Dataset(
-        train=_images(folder, "train", "train"),
-        test=_images(folder, "test", "t10k"),
-        classes=tuple(str(digit) for digit in range(10)),
-        size=28,
-        mean=(0.1307,),
-        std=(0.3081,),
-        flip=False,
-    )
+    train, test = _images(folder, "train", "train"), _images(folder, "test", "t10k")
+    return Dataset(train, test, tuple("0123456789"), size=28, mean=(0.1307,), std=(0.3081,), flip=False)
 
 
 def _images(folder: Path, part: str, prefix: str) -> MemoryImages:
