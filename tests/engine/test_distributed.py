@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from etag.experiments.store import RunDirectory, create_method, tensors
 
 from etag.core.options import RuntimeOptions
 from etag.data.scenario import build_scenario
@@ -20,6 +19,9 @@ from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import resolve
 from etag.experiments.run import run
+from etag.learner.config import create_method
+from etag.learner.learner import Learner
+from etag.learner.model_directory import ModelDirectory
 
 SETTINGS = {
     "data.train_per_class": 24,
@@ -33,7 +35,7 @@ SETTINGS = {
 }
 GENERATOR = {"train": {"optimizer": "sgd", "lr": 1e-3, "steps": 6}, "feature_passes": 2}
 EXEMPLARS = {"method.exemplars.per_class": 6}
-# one of each kind of phase, sweep, head and memory
+# one of each kind of phase, data pass, head and memory
 METHODS = {
     # twenty steps; at a higher rate rounding errors grow from step to step
     "etag": {
@@ -47,9 +49,9 @@ METHODS = {
     "elucir": EXEMPLARS | {"method.ranking_weight": 0},  # a mean over the old images of a process's own share
     "podnet": EXEMPLARS | {"method.balanced.optimizer": "sgd", "method.balanced.steps": 3},
     "il2m": EXEMPLARS,
-    "gc": {"method.feature_passes": 2, "method.generator.train": {"optimizer": "sgd", "steps": 6, "batch_size": 8}},
+    "gc": {"method.features.passes": 2, "method.generator.train": {"optimizer": "sgd", "steps": 6, "batch_size": 8}},
     "bir": {
-        "method.feature_passes": 2,
+        "method.features.passes": 2,
         "method.generator": {"hidden": 32, "train": {"optimizer": "sgd", "steps": 6, "batch_size": 8}},
     },
     "abd": {
@@ -71,23 +73,29 @@ class FrozenStatistics(Engine):
         super().train(replace(phase, batch_norm="frozen"), checkpointer)
 
 
+def tensors(method):
+    """Everything that a method stores from task to task, by role and name."""
+    named = ((role, part.state_dict()) for role, part in method.parts.items())
+    return {f"{role}.{name}": value for role, state in named for name, value in state.items()}
+
+
 def learn(runtime: Runtime, folder: Path) -> None:
-    """Two tasks of each, all phases and sweeps: what is kept, checked to be the same in every process."""
+    """Two tasks of each, all phases and passes: what is stored, checked to be the same in every process."""
     torch.set_num_threads(1)
     for name, options in METHODS.items():
         config = resolve(given={"method": name, "split": "b2-1x2", **SETTINGS, **options})
         scenario, preprocess = build_scenario(config.data, config.split, 0)
         method = create_method(config, runtime.placement, preprocess, channels=1, classes=4)
+        learner = Learner(method, runtime, engine=FrozenStatistics(runtime))
         for task in scenario:
-            method.begin_task(task)
-            FrozenStatistics(runtime).execute(method.phases(task))
-        kept = tensors(method)
-        everyone = runtime.gather_rows([{key: value.flatten() for key, value in kept.items()}])[0]
+            learner.train(task)
+        stored = tensors(method)
+        everyone = runtime.gather_rows([{key: value.flatten() for key, value in stored.items()}])[0]
         for key, value in everyone.items():
             copies = value.view(runtime.placement.world, -1)
             assert torch.equal(copies[0], copies[-1]), f"{name}: {key} differs between processes"
         if runtime.leader:
-            np.savez(folder / f"{name}.npz", **{key: value.numpy() for key, value in kept.items()})
+            np.savez(folder / f"{name}.npz", **{key: value.numpy() for key, value in stored.items()})
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +121,12 @@ def test_a_whole_run_in_two_processes_writes_one_run_directory(options, tmp_path
     config = config.model_copy(update={"runtime": options})
     metrics = run(config, tmp_path / "run", strategy="ddp_spawn")
     assert len(metrics["accuracy_matrix"]) == 2
-    assert sum(map(sum, metrics["confusion"])) == 4 * 6, "every test image is judged once"
+    assert sum(map(sum, metrics["confusion"])) == 4 * 6, "every test image is evaluated once"
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {
         "metrics.json",
-        "model.safetensors",
+        "current",
+        "versions",
+        "tensors",
         "steps.jsonl",
     }
 
@@ -177,7 +187,7 @@ def twin(tmp_path_factory):
 def assert_same(left, right):
     one, two = (json.loads((path / "metrics.json").read_text()) for path in (left, right))
     assert one["accuracy_matrix"] == two["accuracy_matrix"]
-    weights, others = (tensors(RunDirectory(path).load_model()) for path in (left, right))
+    weights, others = (tensors(ModelDirectory(path).load_learner()[0]) for path in (left, right))
     for name, value in weights.items():
         assert torch.equal(value, others[name]), f"{name} differs"
 
@@ -203,8 +213,8 @@ def test_asked_to_stop_two_processes_save_and_stop_at_the_same_place(twin, tmp_p
     process.send_signal(signal.SIGTERM)  # only the leader hears it
     code, said = finish(process)
     assert code == 143, said
-    assert "goes on" in said
-    assert list(out.glob("checkpoints/checkpoint-*.json"))
+    assert "interrupted" in said
+    assert list(out.glob("work/checkpoints/*.json"))
     code, said = finish(start(out, "--devices", "2"))
     assert code == 0, said
     assert_same(twin, out)

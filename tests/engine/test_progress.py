@@ -4,7 +4,15 @@ import json
 import pytest
 from rich.console import Console
 
-from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog, _clock
+from etag.core.errors import EtagError
+from etag.core.evaluation import Evaluation
+from etag.core.scenario import Task
+from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
+
+
+def task(index):
+    """A task of two classes; callbacks read its number."""
+    return Task(index, 2 * index, 2, None, None, base=2)
 
 
 def bars(terminal):
@@ -14,7 +22,7 @@ def bars(terminal):
 
 def test_a_terminal_shows_task_phase_epoch_speed_terms_and_the_time_left():
     live, console = bars(terminal=True)
-    live.on_task_begin(0)
+    live.on_task_begin(task(0), {})
     live.on_phase_begin("solver", steps=40, epochs=4)
     live.on_step(20, epoch=1, lr=1e-3, terms={"ce": 0.5, "kl": 0.25}, rows=640)
     live._bars.refresh()
@@ -24,9 +32,9 @@ def test_a_terminal_shows_task_phase_epoch_speed_terms_and_the_time_left():
         assert words in shown
 
 
-def test_nothing_is_shown_off_a_terminal():
+def test_nothing_is_printed_without_a_terminal():
     quiet, console = bars(terminal=False)
-    quiet.on_task_begin(0)
+    quiet.on_task_begin(task(0), {})
     quiet.on_phase_begin("solver", steps=40, epochs=4)
     quiet.on_step(20, epoch=1, lr=1e-3, terms={"ce": 0.5}, rows=640)
     quiet.close()
@@ -36,19 +44,14 @@ def test_nothing_is_shown_off_a_terminal():
 def test_the_time_left_counts_the_phase_and_the_tasks_to_come(monkeypatch):
     monkeypatch.setattr("etag.engine.progress.time.perf_counter", lambda: 0.0)
     live, _ = bars(terminal=False)
-    live.on_task_begin(0)
+    live.on_task_begin(task(0), {})
     live.on_phase_begin("solver", steps=40, epochs=4)
     assert live._time_left(10.0, 20) == pytest.approx(10 + 20 * 20 / 100), "20 s for 100 images, so 4 s for 20"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3661, "1:01:01")])
-def test_a_clock_has_hours_only_where_there_are_any(seconds, text):
-    assert _clock(seconds) == text
-
-
-def test_the_step_log_says_where_the_run_was_and_skips_sweeps(tmp_path):
+def test_the_step_log_records_task_phase_and_step_and_skips_passes(tmp_path):
     log = StepLog(tmp_path / "steps.jsonl")
-    log.on_task_begin(2)
+    log.on_task_begin(task(2), {})
     log.on_phase_begin("features", 3, 1)
     log.on_step(3, 0, 0.0, {}, 12)
     log.on_phase_begin("solver", 10, 1)
@@ -64,8 +67,8 @@ def test_tensorboard_counts_steps_on_over_tasks(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = TensorBoardLog(tmp_path)
-    for task in range(2):
-        log.on_task_begin(task)
+    for index in range(2):
+        log.on_task_begin(task(index), {})
         log.on_phase_begin("features", 3, 1)
         log.on_step(3, 0, 0.0, {}, 12)
         log.on_phase_begin("solver", 20, 1)
@@ -81,3 +84,80 @@ def test_tensorboard_counts_steps_on_over_tasks(tmp_path):
         (30, 10),
         (40, 20),
     ]
+
+
+def test_tensorboard_logs_accuracies_after_each_task(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = TensorBoardLog(tmp_path)
+    for index, accuracies in enumerate(([0.75], [0.5, 0.25])):
+        log.on_evaluation(task(index), Evaluation(accuracies, accuracies, [], 8, sum(accuracies) / len(accuracies)))
+    log.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    found = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    assert found == {
+        "accuracy/all classes": [(1, 0.75), (2, 0.375)],
+        "accuracy/task 1": [(1, 0.75), (2, 0.5)],
+        "accuracy/task 2": [(2, 0.25)],
+    }
+
+
+# -- a log that is continued -----------------------------------------------------------------------
+
+
+def written(path):
+    """Task, phase and step of each line."""
+    lines = map(json.loads, path.read_text().splitlines())
+    return [(line["task"], line["phase"], line["step"]) for line in lines]
+
+
+@pytest.fixture
+def log_of_two_tasks(tmp_path):
+    """A log of two phases of two steps in each of two tasks."""
+    path = tmp_path / "steps.jsonl"
+    log = StepLog(path)
+    for index in range(2):
+        log.on_task_begin(task(index), {})
+        for phase in ("solver", "generator"):
+            log.on_phase_begin(phase, 20, 1)
+            for step in (10, 20):
+                log.on_step(step, 0, 1e-3, {"ce": 1.0}, 40)
+    log.close()
+    return path
+
+
+BASE = [(0, "solver", 10), (0, "solver", 20), (0, "generator", 10), (0, "generator", 20)]
+
+
+@pytest.mark.parametrize(
+    ("done", "left"),
+    [
+        ({}, []),
+        ({"solver": 10}, [(1, "solver", 10)]),
+        ({"solver": 15}, [(1, "solver", 10)]),
+        ({"solver": None}, [(1, "solver", 10), (1, "solver", 20)]),
+        ({"solver": None, "generator": 10}, [(1, "solver", 10), (1, "solver", 20), (1, "generator", 10)]),
+    ],
+    ids=str,
+)
+def test_lines_of_steps_that_will_be_made_again_are_dropped(log_of_two_tasks, done, left):
+    log = StepLog(log_of_two_tasks)
+    log.on_task_begin(task(1), done)
+    log.close()
+    assert written(log_of_two_tasks) == BASE + left
+
+
+def test_a_line_that_was_not_finished_is_dropped(log_of_two_tasks):
+    with log_of_two_tasks.open("a") as file:
+        file.write('{"task": 0, "pha')
+    log = StepLog(log_of_two_tasks)
+    log.on_task_begin(task(1), {})
+    log.close()
+    assert written(log_of_two_tasks) == BASE
+
+
+def test_a_damaged_log_is_refused_with_what_to_do(log_of_two_tasks):
+    log_of_two_tasks.write_text("nonsense\n")
+    log = StepLog(log_of_two_tasks)
+    with pytest.raises(EtagError, match=r"is damaged .*: start again with --restart"):
+        log.on_task_begin(task(1), {})

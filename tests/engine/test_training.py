@@ -11,7 +11,7 @@ from torch import nn
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions, TrainOptions
 from etag.core.random import Draws, Stream
-from etag.core.work import Batch, DataPass, OptimizerState, ParameterGroup, Phase
+from etag.core.work import Batch, Callback, DataPass, OptimizerState, ParameterGroup, Phase
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime, launch
 
@@ -43,20 +43,18 @@ class Fit(nn.Module):
         return {"fit": error.square().mean(), "size": 0.1 * self.body[0].weight.square().sum()}
 
 
-class Ear:
+class Recorder(Callback):
     def __init__(self):
-        self.heard = []
-
-    def begin_task(self, index): ...
+        self.events = []
 
     def on_phase_begin(self, name, steps, epochs):
-        self.heard.append(("started", name, steps, epochs))
+        self.events.append(("started", name, steps, epochs))
 
     def on_step(self, step, epoch, lr, terms, rows):
-        self.heard.append(("stepped", step, epoch, lr, dict(terms), rows))
+        self.events.append(("stepped", step, epoch, lr, dict(terms), rows))
 
     def on_phase_end(self, name, seconds):
-        self.heard.append(("finished", name))
+        self.events.append(("finished", name))
 
 
 @pytest.fixture
@@ -98,7 +96,7 @@ def test_training_equals_a_loop_written_by_hand(fit, optimizer, clip):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7), name
 
 
-def test_parameters_of_no_player_are_frozen_and_untouched_even_by_weight_decay(fit):
+def test_parameters_of_no_group_are_frozen_and_untouched_even_by_weight_decay(fit):
     before = copy.deepcopy(fit.state_dict())
     fit.body[0].weight.grad = torch.ones_like(fit.body[0].weight)
     engine().train(phase(fit, parameters=list(fit.body[3].parameters()), epochs=2, weight_decay=0.1))
@@ -118,17 +116,17 @@ def test_batch_norm_statistics_follow_the_data_or_stay(fit, mode, moves):
 
 
 def test_a_length_in_steps_cuts_an_epoch_short(fit):
-    ear = Ear()
-    engine(ear).train(phase(fit, steps=7, epochs=1))
-    assert ear.heard[0] == ("started", "fit", 7, 3)
-    assert [entry[1] for entry in ear.heard if entry[0] == "stepped"] == [7]
-    assert sum(entry[5] for entry in ear.heard if entry[0] == "stepped") == 7 * 4
+    recorder = Recorder()
+    engine(recorder).train(phase(fit, steps=7, epochs=1))
+    assert recorder.events[0] == ("started", "fit", 7, 3)
+    assert [entry[1] for entry in recorder.events if entry[0] == "stepped"] == [7]
+    assert sum(entry[5] for entry in recorder.events if entry[0] == "stepped") == 7 * 4
 
 
-def test_listeners_hear_the_terms_every_ten_steps(fit):
-    ear = Ear()
-    engine(ear).train(phase(fit, epochs=8))
-    steps = [entry for entry in ear.heard if entry[0] == "stepped"]
+def test_callbacks_receive_the_terms_every_ten_steps(fit):
+    recorder = Recorder()
+    engine(recorder).train(phase(fit, epochs=8))
+    steps = [entry for entry in recorder.events if entry[0] == "stepped"]
     assert [entry[1] for entry in steps] == [10, 20, 24]
     assert set(steps[0][4]) == {"fit", "size"}
     assert steps[0][5] == 40
@@ -150,7 +148,7 @@ def test_a_loss_that_is_no_number_stops_with_the_terms_name(fit):
 
 
 class Duel(nn.Module):
-    """Two players that pull in opposite directions; each counts its turns."""
+    """Two groups that pull in opposite directions; each counts its turns."""
 
     def __init__(self):
         super().__init__()
@@ -162,21 +160,21 @@ class Duel(nn.Module):
         return {"pull": (self.left - 1).square().sum() if group == "left" else (self.right + 1).square().sum()}
 
 
-def test_players_take_turns_and_step_only_their_own_parameters():
-    duel, ear = Duel(), Ear()
+def test_groups_take_turns_and_step_only_their_own_parameters():
+    duel, recorder = Duel(), Recorder()
     groups = (
         ParameterGroup([duel.left], name="left"),
         ParameterGroup(
             [duel.right], name="right", every=2, training=TrainOptions(lr=0.5, optimizer="sgd", momentum=0)
         ),
     )
-    engine(ear).train(phase(duel, groups=groups, epochs=1, lr=0.1, weight_decay=0))
+    engine(recorder).train(phase(duel, groups=groups, epochs=1, lr=0.1, weight_decay=0))
     assert duel.turns == ["left", "right", "left", "left", "right"]
     assert duel.left.item() > 0 > duel.right.item()
-    assert set(ear.heard[1][4]) == {"left.pull", "right.pull"}
+    assert set(recorder.events[1][4]) == {"left.pull", "right.pull"}
 
 
-def test_plateau_keeps_the_best_weights_by_the_validation_loss(fit):
+def test_plateau_restores_the_best_weights_by_the_validation_loss(fit):
     watched = Points(batches=2)
 
     class Worse(Fit):
@@ -221,21 +219,21 @@ class Visit(nn.Module):
         return {"said": said, "labels": batch.labels}
 
 
-def test_a_concat_sweep_keeps_rows_in_the_order_of_the_data():
+def test_a_concat_pass_returns_rows_in_the_order_of_the_data():
     points = Points()
-    found = engine().data_pass(DataPass("look", Visit(), points, epochs=2))
+    found = engine().run_pass(DataPass("look", Visit(), points, epochs=2))
     assert torch.equal(found["labels"], points.labels.flatten().repeat(2))
     assert torch.allclose(found["said"], points.inputs.sum(2).flatten().repeat(2))
 
 
-def test_a_sum_sweep_adds_every_name_up_and_may_use_gradients():
+def test_a_sum_pass_adds_every_name_up_and_may_use_gradients():
     points = Points()
-    found = engine().data_pass(DataPass("look", Visit(), points, reduce="sum", gradients=True))
+    found = engine().run_pass(DataPass("look", Visit(), points, reduce="sum", gradients=True))
     assert found["rows"].item() == 12
     assert torch.allclose(found["gradient"], points.inputs.sum((0, 1)))
 
 
-def test_execute_sends_each_sweeps_result_back_and_runs_phases_in_order(fit):
+def test_execute_sends_the_result_of_each_pass_back_and_runs_phases_in_order(fit):
     heard = []
 
     def plan():
@@ -244,10 +242,10 @@ def test_execute_sends_each_sweeps_result_back_and_runs_phases_in_order(fit):
         result = yield phase(fit, epochs=1)
         heard.append(result)
 
-    ear = Ear()
-    engine(ear).execute(plan())
+    recorder = Recorder()
+    engine(recorder).execute(plan())
     assert heard == [12, {}]
-    assert [entry[1] for entry in ear.heard if entry[0] == "finished"] == ["look", "fit"]
+    assert [entry[1] for entry in recorder.events if entry[0] == "finished"] == ["look", "fit"]
 
 
 def test_a_device_that_is_not_there_is_refused_in_words():
@@ -258,8 +256,8 @@ def test_a_device_that_is_not_there_is_refused_in_words():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_an_optimizer_can_go_on_where_another_phase_ended(fit, optimizer):
-    """Two phases that share their moments are one phase of both lengths."""
+def test_an_optimizer_can_continue_where_another_phase_ended(fit, optimizer):
+    """Two phases that share their optimizer state are one phase of both lengths."""
     training = TrainOptions(steps=4, lr=1e-2, schedule="constant", optimizer=optimizer)
     other, at_once, optimizer_state = copy.deepcopy(fit), copy.deepcopy(fit), OptimizerState()
     longer = training.model_copy(update={"steps": 7})
@@ -284,7 +282,7 @@ def test_an_optimizer_can_go_on_where_another_phase_ended(fit, optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_parameter_that_is_new_begins_anew_beside_those_that_go_on(fit, optimizer):
+def test_a_new_parameter_begins_anew_beside_those_that_continue(fit, optimizer):
     training = TrainOptions(steps=2, lr=1e-2, schedule="constant", optimizer=optimizer)
     first, optimizer_state = copy.deepcopy(fit), OptimizerState()
     engine().train(

@@ -221,6 +221,64 @@ def test_a_weight_of_zero_leaves_the_term_out(at_task, options, absent):
     assert (rows, sorted(old)) == ([12 if "kl" in absent else 48], asked)
 
 
+def solver_weights(lab, index=1, **options):
+    """The weight of each term of the solver, by name."""
+    laboratory = lab("etag", options)
+    laboratory.begin(*range(index + 1))
+    return {term.name: term.weight for term in laboratory.method.solver_terms(laboratory.task(index))}
+
+
+def test_equation_8_is_a_plain_sum(lab):
+    assert solver_weights(lab, index=0) == {"ce": 1, "aux_ce": 1}
+    assert solver_weights(lab, index=0, fidelity={"normalize_ce": True}) == {"ce": 1, "aux_ce": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({}, {"ce": 1, "replay": 1.5, "l2": 1.5, "kl": 1.5}),  # three old classes, two new ones
+        ({"fidelity": {"normalize_ce": True}}, {"ce": 1 / 2.5, "replay": 1.5 / 2.5, "l2": 1.5, "kl": 1.5}),
+        (
+            {"lambda_ce": 5.0, "fidelity": {"normalize_ce": True}},
+            {"ce": 1 / 6, "replay": 5 / 6, "l2": 1.5, "kl": 1.5},
+        ),
+        ({"lambda_ce": 5.0, "lambda_l2": 2.0}, {"ce": 1, "replay": 5, "l2": 2, "kl": 1.5}),
+        ({"lambda_ce": 0.0, "fidelity": {"normalize_ce": True}}, {"ce": 1, "replay": 0, "l2": 1.5, "kl": 1.5}),
+    ],
+    ids=str,
+)
+def test_equation_9_weights_replay_and_distillation_by_lambda(lab, options, weights):
+    assert solver_weights(lab, **options) == pytest.approx(weights)
+
+
+def generator_weights(lab, index=1, **options):
+    laboratory = lab("etag", options)
+    return laboratory.method.generator_weights(laboratory.task(index))
+
+
+@pytest.mark.parametrize("fidelity", [{}, {"guide_weight": "normalized", "guide_old": True}], ids=str)
+def test_equation_6_is_a_plain_sum(lab, fidelity):
+    weights = generator_weights(lab, 0, lambda_vae=5.0, fidelity=fidelity)
+    assert weights == {"kl": 1, "recon": 1, "guide": 1}, "there is no old generator to match"
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "guide", "guide_old"),
+    [
+        ({}, 1, 0),
+        ({"guide_weight": "normalized"}, 1 / 2.5, 0),
+        ({"guide_old": True}, 1, 1.5 / 2.5),
+        ({"guide_weight": "normalized", "guide_old": True}, 1 / 2.5, 1.5 / 2.5),
+    ],
+    ids=str,
+)
+def test_equation_10_weights_the_match_with_the_old_generator_by_lambda(lab, fidelity, guide, guide_old):
+    weights = generator_weights(lab, lambda_vae=0.7, fidelity=fidelity)
+    assert weights == pytest.approx({"kl": 1, "recon": 1, "guide": guide, "guide_old": guide_old, "match": 0.7})
+    unguided = generator_weights(lab, lambda_vae=0.7, fidelity=fidelity, guidance=False)
+    assert unguided == pytest.approx({"kl": 1, "recon": 1, "guide": 0, "guide_old": 0, "match": 0.7})
+
+
 PULLS = {
     # task, term: the parts it trains
     (0, "ce"): {"stage 1", "stage 2", "stage 3", "stage 4", "head"},

@@ -1,4 +1,4 @@
-"""Cross-entropy losses of the classifier head: Eqs. (1) and (5)."""
+"""Cross-entropy losses of the classifier head: Eq. (1), and the terms of Eq. (5)."""
 
 from torch import Tensor
 from torch.nn import functional
