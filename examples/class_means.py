@@ -24,7 +24,6 @@ from etag.models.structure import Described
 class ClassMeans(StoredTensors, Described):
     """One mean feature per class. `Described`: it is part of the saved classifier."""
 
-    arguments = ("features",)  # of the constructor; an attribute of the same name has the value
     means: Tensor
 
     def __init__(self, features: int) -> None:
@@ -39,8 +38,6 @@ class ClassMeans(StoredTensors, Described):
 
 class NearestMean(AnswerRule):
     """The nearer the mean of a class, the higher its score."""
-
-    arguments = ("means", "cosine")
 
     def __init__(self, means: ClassMeans, cosine: bool) -> None:
         super().__init__()

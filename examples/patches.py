@@ -34,7 +34,7 @@ class Patches(Backbone):
         cut = nn.Conv2d(channels, width, 2, stride=2)
         self.stages = Modules([nn.Sequential(cut, *self.new_stage(1)), self.new_stage(2), self.new_stage(3)])
 
-    def new_stage(self, _: int) -> nn.Sequential:
+    def new_stage(self, _number: int, _short: bool = False) -> nn.Sequential:
         """Two mixers and the activation that ends every stage."""
         return nn.Sequential(Mixer(self.feature_size), Mixer(self.feature_size), nn.ReLU())
 

@@ -67,7 +67,7 @@ def test_a_class_can_have_any_name(tmp_path, classes_in):
     classes_in(tmp_path, *(f"{name}/1.png" for name in odd))
     listing = list_classes(tmp_path)
     assert list(listing) == odd
-    assert as_images(listing, odd, 0).resized(8).in_memory().labels.tolist() == list(range(6))
+    assert as_images(listing, 0).resized(8).in_memory().labels.tolist() == list(range(6))
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,10 @@ def test_a_missing_folder_or_a_file_instead_is_an_error(tmp_path, content, reaso
         list_classes(tmp_path / "here")
 
 
-def test_labels_are_positions_in_the_list_of_classes(tmp_path, classes_in):
+def test_labels_are_positions_in_the_listing(tmp_path, classes_in):
     classes_in(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png")
-    images = as_images(list_classes(tmp_path), ["dog", "cat"], workers=3)
+    listing = list_classes(tmp_path)
+    images = as_images({name: listing[name] for name in ("dog", "cat")}, workers=3)
     assert [os.path.relpath(file, tmp_path) for file in images.files] == ["dog/1.png", "cat/1.png", "cat/2.png"]
     assert images.labels.tolist() == [0, 1, 1]
     assert images.workers == 3
@@ -203,5 +204,6 @@ def test_common_size_lists_all_unreadable_files_in_one_error(tmp_path, picture):
 
 def test_as_images_reads_the_listed_files_in_class_order(tmp_path, picture):
     pixels = {name: picture(tmp_path / name / "1.png", seed=number) for number, name in enumerate("abc")}
-    read = as_images(list_classes(tmp_path), "cab", 0).resized(8).in_memory().pixels
+    listing = list_classes(tmp_path)
+    read = as_images({name: listing[name] for name in "cab"}, 0).resized(8).in_memory().pixels
     assert np.array_equal(read.numpy().transpose(0, 2, 3, 1), [pixels[name] for name in "cab"])

@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import random
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def test_join_appends_the_other_sets_in_order():
 
 
 def test_images_in_memory_can_be_relabeled_and_resized():
-    assert contents(IMAGES.relabeled(torch.arange(6))) == (list(range(6)), list(range(6)))
+    assert contents(replace(IMAGES, labels=torch.arange(6))) == (list(range(6)), list(range(6)))
     assert IMAGES.resized(1) is IMAGES
     larger = IMAGES.resized(3)
     assert torch.equal(larger.pixels, IMAGES.pixels.expand(6, 1, 3, 3))  # each image has a single gray value
@@ -110,7 +111,7 @@ def test_files_can_be_selected_joined_relabeled_and_resized(images, files_and_pi
     joined = part.join([images().select(torch.tensor([5])), part])
     assert joined.labels.tolist() == [107, 102, 105, 107, 102]
     assert torch.equal(joined.in_memory().pixels, files_and_pixels[1][[7, 2, 5, 7, 2]])
-    assert part.relabeled(torch.tensor([0, 1])).in_memory().labels.tolist() == [0, 1]
+    assert replace(part, labels=torch.tensor([0, 1])).in_memory().labels.tolist() == [0, 1]
     larger = part.resized(16)
     assert larger.nbytes == larger.in_memory().pixels.nbytes == 2 * 3 * 16 * 16
     assert larger.in_memory().pixels.shape == (2, 3, 16, 16)

@@ -1,19 +1,12 @@
-"""What makes training cheaper: shorter, smaller images, short branches; and the preset that puts it together."""
+"""What makes training cheaper: shorter training, short branches; and the preset that puts it together."""
 
 import pytest
 import torch
 
 from etag.core.errors import EtagError
 from etag.core.options import TrainOptions
-from etag.core.random import Placement, Stream
-from etag.data.batches import ImageBatches
-from etag.data.images import MemoryImages
-from etag.data.preprocess import Preprocess
-from etag.data.scenario import build_scenario
-from etag.engine.engine import Engine
 from etag.experiments import recipes
 from etag.experiments.config import resolve
-from etag.learner.config import create_method
 from etag.models.backbone import BACKBONES, ModelOptions
 
 # -- length -----------------------------------------------------------------------------------------
@@ -31,52 +24,6 @@ def test_a_length_counts_once_and_for_the_base_task_too():
     training = TrainOptions(epochs=10, length=0.5, base={"epochs": 20})
     assert training.for_task(0).epochs == 10
     assert training.for_task(0).for_task(0).epochs == 10
-
-
-# -- smaller images ---------------------------------------------------------------------------------
-
-
-def test_sides_grow_evenly_and_are_whole_from_the_middle_on():
-    training = TrainOptions(epochs=8, start_size=0.5)
-    assert [training.side(32, 8, epoch) for epoch in range(8)] == [16, 20, 24, 28, 32, 32, 32, 32]
-    assert training.side(15, 1, 7) == 15, "the whole may be odd"
-    assert training.side(16, 12, 0) == 12, "not smaller than the backbone takes"
-
-
-def test_batches_have_the_side_of_their_epoch():
-    pixels = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
-    images, preprocess = MemoryImages(pixels, torch.arange(8)), Preprocess((0.5,) * 3, (0.2,) * 3, 16, flip=False)
-    batches = ImageBatches(images, preprocess, 4, Stream.root(0), Placement(), side=lambda epoch: 8 + 4 * epoch)
-    assert [next(batches.epoch(epoch)).inputs.shape[-2:] for epoch in range(3)] == [(8, 8), (12, 12), (16, 16)]
-    whole = ImageBatches(images, preprocess, 4, Stream.root(0), Placement())
-    small, large = next(batches.epoch(0)).inputs, next(whole.epoch(0)).inputs
-    torch.testing.assert_close(small.mean((2, 3)), large.mean((2, 3)), rtol=0, atol=0.15)
-    assert torch.equal(next(batches.epoch(2)).inputs, next(whole.epoch(2)).inputs)
-
-
-def first_phase(backbone, **train):
-    """Of eTag on digits, which have 8 pixels a side."""
-    settings = {"model.backbone": backbone, "model.width": 4, "data.train_per_class": 8, "train.batch_size": 8}
-    config = resolve("digits", {"method": "etag", **settings, **{f"train.{key}": of for key, of in train.items()}})
-    scenario, preprocess = build_scenario(config.data, "b3-1x2", 0)
-    method = create_method(config, Placement(), preprocess, channels=1, classes=5)
-    method.begin_task(scenario.tasks[0])
-    return next(method.phases(scenario.tasks[0]))
-
-
-def test_a_method_learns_with_growing_images(runtime):
-    phase = first_phase("resnet32", epochs=6, start_size=0.5)
-    sides = [{batch.inputs.shape[-1] for batch in phase.batches.epoch(epoch)} for epoch in range(6)]
-    assert sides == [{4}, {6}, {6}, {8}, {8}, {8}]
-    Engine(runtime).train(phase)
-    assert all(value.isfinite().all() for value in phase.module.state_dict().values())
-
-
-def test_growing_images_are_refused_where_they_can_not_be():
-    with pytest.raises(ValueError, match="does not go with a length in steps"):
-        TrainOptions(steps=3, start_size=0.5)
-    with pytest.raises(EtagError, match="choose another than mlp"):
-        first_phase("mlp", start_size=0.5)
 
 
 # -- short branches ---------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def unit(row):
     return [value / length for value in row]
 
 
-def naive_outputs(naive, head, features, gamma=1.0):
+def naive_outputs(naive, head, features):
     """Cosines; with proxies, per class the mean of minus their squared distances, weighted by a softmax."""
     rows = [unit(row) for block in head.blocks for row in naive.rows(block.weight)]
     groups = [rows[start : start + head.proxies] for start in range(0, len(rows), head.proxies)]
@@ -103,7 +103,7 @@ def naive_outputs(naive, head, features, gamma=1.0):
         if not isinstance(head, ProxyHead):
             return sum(f * w for f, w in zip(feature, proxies[0], strict=True))
         near = [-(math.dist(feature, row) ** 2) for row in proxies]
-        shares = [math.exp(value) for value in naive.log_softmax([gamma * value for value in near])]
+        shares = [math.exp(value) for value in naive.log_softmax(near)]
         return sum(value * share for value, share in zip(near, shares, strict=True))
 
     made = [[similarity(unit(feature), group) for group in groups] for feature in naive.rows(features)]
@@ -114,15 +114,6 @@ def test_the_outputs_are_scaled_similarities(naive, similarities):
     head = similarities(2, 3, scale=4.0)
     assert head.outputs == 5
     torch.testing.assert_close(head(FEATURES).double(), naive_outputs(naive, head, FEATURES), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("gamma", [0.0, 5.0])
-def test_gamma_says_how_much_the_nearest_proxy_counts(naive, gamma):
-    head = ProxyHead(5, 3, gamma)
-    head.grow(4, Stream.root(0).generator())
-    torch.testing.assert_close(
-        head(FEATURES).double(), naive_outputs(naive, head, FEATURES, gamma), rtol=1e-4, atol=1e-5
-    )
 
 
 def test_one_proxy_per_class_is_minus_the_squared_distance():
@@ -259,7 +250,7 @@ def test_a_head_is_built_again_from_its_description(kind):
         "linear": LinearHead(5),
         "no bias": LinearHead(5, bias=False),
         "cosine": CosineHead(5, 3.0),
-        "proxies": ProxyHead(5, proxies=3, gamma=0.5, scale=2.0),
+        "proxies": ProxyHead(5, proxies=3, scale=2.0),
     }
     head = heads[kind]
     for number, outputs in enumerate((3, 2)):

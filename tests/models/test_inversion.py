@@ -54,9 +54,9 @@ def test_the_recorder_returns_the_same_logits_and_the_statistics_of_each_layer(s
     norms = [part for part in solver.backbone.modules() if isinstance(part, nn.BatchNorm2d)]
     assert len(layers) == len(norms)
     first, inputs = layers[0], solver.backbone.stages[0][0][0](images)
-    torch.testing.assert_close(first.mean, inputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(first.variance, inputs.var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
-    assert torch.equal(first.running_mean, norms[0].running_mean)
+    torch.testing.assert_close(first[0], inputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first[1], inputs.var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
+    assert torch.equal(first[2], norms[0].running_mean)
     assert recorder(images)[1] is not layers
     assert len(recorder(images)[1]) == len(norms), "each call has its own list"
     assert not any(part._forward_pre_hooks for part in solver.modules()), "all hooks are removed"
@@ -72,8 +72,8 @@ def test_the_divergence_is_zero_for_images_with_the_running_statistics(solver):
     saved = {name: value.clone() for name, value in solver.state_dict().items()}
     assert all(statistics_divergence(*layer) > 0 for layer in layers)
     # the first layer's input depends on no other layer: give it the statistics of these images
-    norms[0].running_mean.copy_(layers[0].mean)
-    norms[0].running_var.copy_(layers[0].variance)
+    norms[0].running_mean.copy_(layers[0][0])
+    norms[0].running_var.copy_(layers[0][1])
     assert statistics_divergence(*BatchNormRecorder(solver)(images)[1][0]).item() == pytest.approx(0, abs=1e-6)
     solver.load_state_dict(saved)
 

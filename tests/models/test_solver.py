@@ -459,9 +459,9 @@ def test_targets_are_ordinary_constants():
     torch.testing.assert_close(said.logits, teacher.network(IMAGES, Need.LOGITS).logits)
 
 
-def test_the_differentiable_path_leads_to_the_images_and_not_to_the_weights():
+def test_gradients_of_a_teacher_lead_to_the_images_and_not_to_the_weights():
     teacher, images = Teacher(solver()), IMAGES.clone().requires_grad_()
-    teacher.differentiable(images, Need.LOGITS).logits.square().sum().backward()
+    teacher.network(images, Need.LOGITS).logits.square().sum().backward()
     assert images.grad.abs().sum() > 0
     assert all(parameter.grad is None for parameter in teacher.parameters())
 

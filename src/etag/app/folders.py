@@ -53,9 +53,7 @@ def lesson_images(listing: Listing, about: About, memory: int, workers: int, upd
     """A lesson from files, as the model needs them: every fifth image of each class is held out; decoded now if they
     fit into `memory` MiB."""
     names, side = tuple(listing), about.preprocess.size
-    train, held_out = (
-        as_images(part, names, workers, about.channels).resized(side) for part in hold_out_files(listing)
-    )
+    train, held_out = (as_images(part, workers, about.channels).resized(side) for part in hold_out_files(listing))
     mark = json.dumps([side, {name: [_mark(file) for file in files] for name, files in listing.items()}])
     return LessonImages(*load_into_memory(train, held_out, memory), names, checksum(mark.encode()), update)
 

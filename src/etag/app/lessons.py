@@ -217,8 +217,8 @@ def _prepared(
         index=len(about.task_sizes),
         old=old,
         new=new,
-        train=images.train.relabeled(places[images.train.labels]),
-        test=images.held_out.relabeled(places[images.held_out.labels]),
+        train=replace(images.train, labels=places[images.train.labels]),
+        test=replace(images.held_out, labels=places[images.held_out.labels]),
         base=about.task_sizes[0] if about.task_sizes else new,
     )
     if new:

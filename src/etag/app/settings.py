@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from etag.data.decode import UnreadableImage, image_size
-from etag.data.images import unreadable_error
+from etag.data.folders import image_sizes
 
 INSPECTED = 200  # files whose size is read
 SIDES = (
@@ -32,13 +31,5 @@ def for_lesson(images: int, batch_size: int) -> dict[str, Any]:
 
 def _side(files: Sequence[str], large: bool) -> int:
     """The largest common side that does not exceed the median side of the images."""
-    sizes, unreadable = [], []
-    for file in files[:: max(1, len(files) // INSPECTED)]:
-        try:
-            sizes.append(min(image_size(file)))
-        except UnreadableImage as reason:
-            unreadable.append(f"{file} ({reason})")
-    if unreadable:
-        raise unreadable_error(unreadable)
-    median = statistics.median(sizes)
+    median = statistics.median(map(min, image_sizes(files[:: max(1, len(files) // INSPECTED)])))
     return max([side for side in (*SIDES, *((224,) if large else ())) if side <= median], default=SIDES[0])

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from etag.cli import grids, models
+from etag.cli.grids import Plugins
+from etag.cli.models import AsJson, DryRun, Settings
 
 app = typer.Typer(
     add_completion=False,
@@ -19,48 +21,41 @@ app.add_typer(models.app)
 app.add_typer(grids.app)
 app.add_typer(models.models, name="models")
 
-Plugins = Annotated[
-    list[str] | None, typer.Option("--plugin", metavar="FILE", help="A Python file of your own methods or the like.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
-
 
 @app.command()
 def run(
     recipe: Annotated[str | None, typer.Argument(help="Name or file of a recipe (see `etag recipes`).")] = None,
-    method: Annotated[str | None, typer.Option(help="What learns (see `etag methods`).")] = None,
-    data: Annotated[str | None, typer.Option(help="What is learned (see `etag data`).")] = None,
-    split: Annotated[str | None, typer.Option(help="How it is cut: b50-5x10 is 50 classes, then 5 x 10.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random, the class order included.")] = None,
+    method: Annotated[str | None, typer.Option(help="Method (see `etag methods`).")] = None,
+    data: Annotated[str | None, typer.Option(help="Data source (see `etag data`), or a folder of images.")] = None,
+    split: Annotated[str | None, typer.Option(help="Classes per task: b50-5x10 is 50, then 5 tasks of 10.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed, also of the class order.")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Options that go with any recipe; `fast` takes about a third of the time.")
+        str | None, typer.Option(help="Changes to any recipe; `fast` takes a third of the time.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run directory; runs/METHOD-DATA-SPLIT-seedN if not given.")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="File of weights that the backbone begins with.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.epochs=5.")
-    ] = None,
-    devices: Annotated[int | None, typer.Option(help="Processes on each machine, one a device.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; else runs/METHOD-DATA-SPLIT-seedN.")] = None,
+    weights: Annotated[str | None, typer.Option(help="File of initial backbone weights.")] = None,
+    setting: Settings = None,
+    devices: Annotated[int | None, typer.Option(help="Processes on each machine, one per device.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Machines; the command is given on each.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the run that is in the directory.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what it would do and how long it takes.")
-    ] = False,
+    dry_run: DryRun = False,
     plugin: Plugins = None,
 ) -> None:
-    """Learn a scenario task by task, judge after each, and write a run directory with a report."""
+    """Learn a scenario task by task, evaluate after each, and write a run directory with a report."""
     from etag.app.api import default_directory, execute
     from etag.engine.runtime import is_follower
+    from etag.evaluation.metrics import METRICS, stored_summary
+    from etag.experiments import yaml
     from etag.experiments.config import resolve
+    from etag.experiments.estimate import estimate
 
-    named = {"method": method, "data": data, "split": split, "seed": seed, "model.weights": weights}
-    named |= {"runtime.devices": devices, "runtime.num_nodes": num_nodes}
-    given = {key: value for key, value in named.items() if value is not None} | _plugged(plugin)
+    named: dict[str, Any] = {"method": method, "data": data, "split": split, "seed": seed, "model.weights": weights}
+    named |= {"runtime.devices": devices, "runtime.num_nodes": num_nodes, "plugins": plugin or None}
+    given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given, setting or [], preset)
     if dry_run:
-        _print_estimate(config)
+        typer.echo(yaml.write(config.plain()), nl=False)
+        typer.echo(estimate(config).report())
         return
     where = out or default_directory(config)
     try:
@@ -70,7 +65,8 @@ def run(
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
     if is_follower():
         return
-    _print_summary(metrics)
+    values = stored_summary(metrics)
+    _print_table([[each.name, f"{values[each.name]:7.2%}", f"[dim]{each.definition}[/dim]"] for each in METRICS])
     typer.echo(f"report: {where / 'report.html'}")
 
 
@@ -79,14 +75,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The method that the others are compared with, such as gfr; default: etag."
-        ),
+        str | None, typer.Option(metavar="NAME", help="Compare with this method; else etag.")
     ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Also draw the accuracy curves alone, as a .svg, .pdf or .png file.")
-    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Also draw the accuracy curves as .svg, .pdf or .png.")] = None,
     plugin: Plugins = None,
 ) -> None:
     """Compare runs on one page. For folders, also write all tables and figures beside it."""
@@ -113,23 +104,21 @@ def methods(as_json: AsJson = False, plugin: Plugins = None) -> None:
     from etag.methods.registry import METHODS
 
     plugins.load(plugin or [])
+    known = {name: METHODS[name] for name in METHODS}
     if as_json:
         rows = [
-            {"name": name} | asdict(METHODS[name].info) | _abilities(METHODS[name]) | _schema(METHODS[name].Options)
-            for name in METHODS
+            {"name": name, **asdict(method.info), **_abilities(method)}
+            # the defaults that a variant changes are its preset
+            | {"options": method.Options.model_json_schema(), "preset": method.Options.preset}
+            for name, method in known.items()
         ]
-        _show(rows, (), as_json)
+        typer.echo(json.dumps(rows, indent=1))
         return
-    embedded = [name for name in METHODS if METHODS[name].is_embedded]
-    for name in METHODS:
-        if name not in embedded:
-            typer.echo(_describe(name, METHODS[name]))
-    typer.echo(f"with embedding distillation added, and auxiliary classifiers stored: {', '.join(embedded)}")
-
-
-def _schema(options: Any) -> dict[str, Any]:
-    """Every option with its description and default; the defaults that a variant changes are its preset."""
-    return {"options": options.model_json_schema(), "preset": options.preset}
+    for name, method in known.items():
+        if not method.is_embedded:
+            typer.echo(_describe(name, method))
+    embedded = ", ".join(name for name, method in known.items() if method.is_embedded)
+    typer.echo(f"with embedding distillation added, and auxiliary classifiers stored: {embedded}")
 
 
 def _abilities(method: Any) -> dict[str, bool]:
@@ -204,9 +193,7 @@ def get(
 def folders(
     name: Annotated[str, typer.Argument(help="A data source.")],
     out: Annotated[Path, typer.Argument(help="The folder to write: a sub-folder of PNG files a class.")],
-    classes: Annotated[
-        str | None, typer.Option(help="Some only: names or numbers, as in apple,bear or 0-4,7.")
-    ] = None,
+    classes: Annotated[str | None, typer.Option(help="Only these: names or numbers: apple,bear or 0-4,7.")] = None,
     per_class: Annotated[int | None, typer.Option(help="The first so many images of each.", min=1)] = None,
     part: Annotated[Literal["train", "test"], typer.Option(help="Which of its images.")] = "train",
 ) -> None:
@@ -234,39 +221,18 @@ def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
-    from rich.table import Table
+    _print_table([[str(row[column]) for column in columns] for row in rows], columns)
 
-    table = Table(box=None, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+
+def _print_table(rows: list[list[str]], columns: tuple[str, ...] = ()) -> None:
+    """Print rows below the names of the columns, if there are any."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    headers = [Column(name, overflow="fold") for name in columns]
+    table = Table(*headers, box=None, show_header=bool(columns), header_style="bold")
     for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
-    Console(highlight=False).print(table)
-
-
-def _plugged(plugin: list[str] | None) -> dict[str, Any]:
-    return {"plugins": plugin} if plugin else {}
-
-
-def _print_estimate(config: Any) -> None:
-    from etag.experiments import yaml
-    from etag.experiments.estimate import estimate
-
-    typer.echo(yaml.write(config.plain()), nl=False)
-    typer.echo(estimate(config).report())
-
-
-def _print_summary(metrics: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from etag.evaluation.metrics import METRICS, stored_summary
-
-    values = stored_summary(metrics)
-    table = Table(box=None, show_header=False)
-    for metric in METRICS:
-        table.add_row(metric.name, f"{values[metric.name]:7.2%}", f"[dim]{metric.definition}[/dim]")
+        table.add_row(*row)
     Console(highlight=False).print(table)
 
 

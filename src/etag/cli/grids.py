@@ -4,13 +4,13 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.table import Table
 
     from etag.experiments.bench import Display, RunStatus, Workers
@@ -18,28 +18,26 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugin", metavar="FILE", help="A Python file of your own methods or the like.")
+]
+
 
 @app.command()
 def bench(
     grid: Annotated[str, typer.Argument(help="Name or file of a grid (see `etag recipes --grids`).")],
     store: Annotated[
-        Path | None, typer.Option(help="Folder for the run directories; $ETAG_RUNS/GRID, else the user cache.")
+        Path | None, typer.Option(help="Folder of runs; else $ETAG_RUNS/GRID or the user cache.")
     ] = None,
     results: Annotated[Path | None, typer.Option(help="Folder for finished results; results/GRID.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one thread each.", min=1)] = 1,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="ray: on a cluster, or on one that is started here.")
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster; without it one is started on this machine.")
-    ] = None,
+    engine: Annotated[Literal["local", "ray"], typer.Option(help="Where: on this machine, or on Ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, one is started here.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Only estimate how long it would take.")] = False,
-    tflops: Annotated[
-        float, typer.Option(help="Sustained speed of a GPU, for --estimate; 6 is about a V100 in float32.", min=0.01)
-    ] = 6.0,
+    tflops: Annotated[float, typer.Option(help="Sustained speed of a GPU; 6 is about a V100.", min=0.01)] = 6.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and their states.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Replace runs that have another configuration.")] = False,
-    plugin: Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE", help="As for `etag run`.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Execute all runs of a grid.
 
@@ -107,70 +105,45 @@ def _workers(engine: str, address: str | None, jobs: int) -> "Iterator[Workers]"
 def _display() -> "Iterator[Display]":
     """A table that is redrawn, on a terminal; elsewhere one line per run that has ended."""
     if not sys.stdout.isatty():
-        yield _LineDisplay()
+        yield partial(_print_ended, set())
         return
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
-        yield _LiveDisplay(live)
+        yield lambda runs, seconds_left: live.update(_table(runs, seconds_left), refresh=True)
 
 
-class _LineDisplay:
-    """Prints one line per run that has ended."""
-
-    def __init__(self) -> None:
-        self._printed: set[str] = set()
-
-    def update(self, runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
-        """Print the runs that have ended since the last call."""
-        ended = [status for status in runs if status.state in ("done", "failed")]
-        for status in ended:
-            if status.run.name not in self._printed:
-                self._printed.add(status.run.name)
-                outcome = f"A {status.accuracy:.2%}" if status.accuracy is not None else f"failed: {status.reason}"
-                count = f"{len(self._printed)} of {len(runs)}"
-                typer.echo(f"{status.run.name}: {outcome} ({count}{_left(seconds_left)})")
-
-
-class _LiveDisplay:
-    """A table with one row for runs that differ only in the seed."""
-
-    def __init__(self, live: "Live") -> None:
-        self._live = live
-
-    def update(self, runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
-        """Draw the table again."""
-        self._live.update(_table(runs, seconds_left), refresh=True)
+def _print_ended(printed: set[str], runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
+    """Print a line for each run that has ended and is not in `printed`, and add it there."""
+    for status in runs:
+        if status.state in ("done", "failed") and status.run.name not in printed:
+            printed.add(status.run.name)
+            outcome = f"A {status.accuracy:.2%}" if status.accuracy is not None else f"failed: {status.reason}"
+            typer.echo(f"{status.run.name}: {outcome} ({len(printed)} of {len(runs)}{_left(seconds_left)})")
 
 
 def _table(runs: "Sequence[RunStatus]", seconds_left: float | None) -> "Table":
+    """One row for runs that differ only in the seed."""
     from rich.table import Table
 
-    from etag.experiments.grid import by_label
+    from etag.experiments.bench import by_label
 
     states = ("done", "running", "waiting", "failed")
     counts = {state: sum(status.state == state for status in runs) for state in states}
     title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    table = Table(box=None, header_style="bold", title=title + _left(seconds_left), title_justify="left")
-    for column in ("run", "done", "A (mean)", "now"):
-        table.add_column(column)
-    groups = by_label(runs)
-    means = {label: _mean(group) for label, group in groups.items()}
-    best = {
-        split: max(mean for label, mean in means.items() if label.rpartition("/")[0] == split)
-        for split in {label.rpartition("/")[0] for label in means}
-    }
+    columns, title = ("run", "done", "A (mean)", "now"), title + _left(seconds_left)
+    table = Table(*columns, box=None, header_style="bold", title=title, title_justify="left")
+    groups, means = by_label(runs), {}
+    best: dict[str, float] = {}  # of each split
     for label, group in groups.items():
-        mean = means[label]
+        known, split = [run.accuracy for run in group if run.accuracy is not None], label.rpartition("/")[0]
+        means[label] = sum(known) / len(known) if known else 0.0
+        best[split] = max(means[label], best.get(split, 0.0))
+    for label, group in groups.items():
+        mean, done = means[label], sum(status.state == "done" for status in group)
         style = "bold" if mean > 0 and mean == best[label.rpartition("/")[0]] else ""
-        done = sum(status.state == "done" for status in group)
         table.add_row(label, f"{done}/{len(group)}", f"{mean:.2%}" if done else "", _now(group), style=style)
     return table
-
-
-def _mean(group: "Sequence[RunStatus]") -> float:
-    known = [status.accuracy for status in group if status.accuracy is not None]
-    return sum(known) / len(known) if known else 0.0
 
 
 def _now(group: "Sequence[RunStatus]") -> str:

@@ -18,6 +18,10 @@ models = typer.Typer(help="Manage the versions of a model.", no_args_is_help=Tru
 
 Model = Annotated[Path, typer.Argument(help="A model directory: of `etag learn`, or of a finished `etag run`.")]
 Workers = Annotated[int, typer.Option(help="Processes that decode images ahead.", min=0)]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.steps=300.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 NONE_OF_THESE = "(none of these)"
 
@@ -32,12 +36,8 @@ def learn(
     ] = None,
     weights: Annotated[str | None, typer.Option(help="File of initial backbone weights of a new model.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of a new model.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.steps=300.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")
-    ] = False,
+    setting: Settings = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Learn new classes from a folder of images; no image is stored."""
     from etag.app.lessons import learn_folder

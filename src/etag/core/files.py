@@ -68,13 +68,17 @@ def is_partial(path: Path) -> bool:
 def locked(path: Path, busy: str) -> Iterator[None]:
     """Hold a lock on a file; raise `EtagError` with the message `busy` at once where somebody else holds it.
 
-    The system releases the locks of a process that ends, however it ends.
+    Its folder is created if it does not exist. The system releases the locks of a process that ends, however it ends.
     """
     lock = FileLock(path, blocking=False)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
         lock.acquire()
     except Timeout:
         raise EtagError(busy) from None
+    except OSError as error:
+        raise EtagError(f"the directory '{path.parent}' cannot be written: {error.strerror}.") from error
     try:
         yield
     finally:

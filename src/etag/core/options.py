@@ -31,6 +31,14 @@ def _mergeable(lower: Any, upper: Any) -> bool:
     return "kind" not in upper or upper["kind"] == lower.get("kind")
 
 
+def dotted(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one mapping by dotted key; an empty mapping stays a value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
 def file_error(error: ValidationError, origin: str) -> EtagError:
     """Return an EtagError that describes the first validation error in the file `origin`."""
     first = error.errors()[0]
@@ -56,13 +64,6 @@ class TrainOptions(Options):
     length: PositiveFloat = Field(
         1.0,
         description="factor on the number of epochs or steps and on the epochs of all decays; 0.5 halves them",
-    )
-    start_size: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="share of the image side to start with; images grow to full size by the middle of the training; "
-        "1 is full size throughout",
     )
     batch_size: PositiveInt = Field(128, description="images per optimizer step, over all processes together")
     drop_last: bool = Field(
@@ -119,8 +120,6 @@ class TrainOptions(Options):
             raise ValueError("clip_norm and clip_value exclude each other: set one of them")
         if self.validation and self.schedule != "plateau":
             raise ValueError("validation is only used with schedule=plateau: set that schedule, or validation=0")
-        if self.start_size < 1 and self.steps is not None:
-            raise ValueError("start_size needs a length in epochs: set epochs instead of steps")
         if self.base:
             if "base" in self.base:
                 raise ValueError("base cannot contain another base")
@@ -135,12 +134,6 @@ class TrainOptions(Options):
                 options["steps"] = None  # epochs for the base task override a general number of steps
             options |= self.base
         return type(self).model_validate(_apply_length(options))
-
-    def side(self, whole: int, smallest: int, epoch: int) -> int:
-        """Return the image side in an epoch: an even number of pixels, from `start_size` of `whole` up to `whole`."""
-        progress = min(1.0, 2 * epoch / self.epochs)
-        side = 2 * round(whole * (self.start_size + (1 - self.start_size) * progress) / 2)
-        return whole if progress == 1 else min(whole, max(smallest, side))
 
 
 def _apply_length(options: dict[str, Any]) -> dict[str, Any]:

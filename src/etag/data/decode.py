@@ -1,6 +1,8 @@
 """Decoding image files. A file that cannot be decoded raises UnreadableImage with a short reason."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +42,15 @@ def image_size(path: str | Path) -> tuple[int, int]:
         return (image.height, image.width) if swapped else (image.width, image.height)
 
 
-class _opened:
-    """Context manager: an open image; errors while opening or decoding become UnreadableImage."""
-
-    def __init__(self, path: str | Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> Image.Image:
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Image.Image]:
+    """Open an image; errors while opening or decoding become UnreadableImage."""
+    with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            self._image = Image.open(self._path, formats=FORMATS)
+            with Image.open(path, formats=FORMATS) as image:
+                yield image
         except Exception as error:
-            self._warnings.__exit__(None, None, None)
-            raise UnreadableImage(_reason(error)) from error
-        return self._image
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._warnings.__exit__(None, None, None)
-        self._image.close()
-        if isinstance(error, Exception) and not isinstance(error, UnreadableImage):
             raise UnreadableImage(_reason(error)) from error
 
 

@@ -35,8 +35,8 @@ def list_classes(root: Path, fewest: int = 2) -> Listing:
     empty = [name for name, files in listing.items() if not files]
     if empty:
         raise EtagError(
-            f"'{root}' has classes without images ({', '.join(empty)}): add images ({_endings()}) or remove the "
-            "folders."
+            f"'{root}' has classes without images ({', '.join(empty)}): add images ({', '.join(sorted(ENDINGS))}) "
+            "or remove the folders."
         )
     return listing
 
@@ -67,10 +67,10 @@ def hold_out_files(listing: Listing) -> tuple[Listing, Listing]:
     return train, test
 
 
-def as_images(listing: Listing, classes: Sequence[str], workers: int, channels: int = 3) -> FileImages:
-    """Return the files labeled by the position of their class in `classes`; call `resized` before reading them."""
-    files = [file for name in classes for file in listing[name]]
-    labels = [label for label, name in enumerate(classes) for _ in listing[name]]
+def as_images(listing: Listing, workers: int, channels: int = 3) -> FileImages:
+    """Return the files labeled by the position of their class in the listing; call `resized` before reading them."""
+    files = [file for class_files in listing.values() for file in class_files]
+    labels = [label for label, class_files in enumerate(listing.values()) for _ in class_files]
     return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), 0, workers, channels)
 
 
@@ -90,19 +90,22 @@ def write_folders(images: MemoryImages, names: dict[int, str], root: Path, per_c
     return written
 
 
-def common_size(files: Sequence[str]) -> int:
-    """Return the side in pixels if all images are squares of one size; otherwise raise an EtagError.
-
-    All files that cannot be opened are listed in one error.
-    """
-    sizes, unreadable = set(), []
+def image_sizes(files: Sequence[str]) -> list[tuple[int, int]]:
+    """Return (width, height) of each image; all files that cannot be opened are listed in one EtagError."""
+    sizes, unreadable = [], []
     for file in files:
         try:
-            sizes.add(image_size(file))
+            sizes.append(image_size(file))
         except UnreadableImage as reason:
             unreadable.append(f"{file} ({reason})")
     if unreadable:
         raise unreadable_error(unreadable)
+    return sizes
+
+
+def common_size(files: Sequence[str]) -> int:
+    """Return the side in pixels if all images are squares of one size; otherwise raise an EtagError."""
+    sizes = set(image_sizes(files))
     if len(sizes) == 1 and len(set(*sizes)) == 1:
         return sizes.pop()[0]
     low, high = min(sizes), max(sizes)
@@ -111,7 +114,3 @@ def common_size(files: Sequence[str]) -> int:
         f"the images are not squares of one size ({shape} pixels): set the side to resize them to with "
         "--set data.size=N, such as 32, 64 or 224."
     )
-
-
-def _endings() -> str:
-    return ", ".join(sorted(ENDINGS))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from etag.core.errors import EtagError
 from etag.core.scenario import ImageSet
 from etag.data.decode import UnreadableImage, decode
+
+Decoded = tuple[Tensor, list[int], list[str]]  # images, their positions in the batch, "file (reason)" for the others
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,6 @@ class MemoryImages:
         """Return this set followed by the others as one set."""
         sets = [self, *others]
         return replace(self, pixels=torch.cat([s.pixels for s in sets]), labels=torch.cat([s.labels for s in sets]))
-
-    def relabeled(self, labels: Tensor) -> Self:
-        """Return the same images with other labels."""
-        return replace(self, labels=labels)
 
     def resized(self, side: int) -> Self:
         """Return the images resized to side x side pixels."""
@@ -73,7 +71,14 @@ class FileImages:
 
     def decode_batches(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
         """Yield for each tensor of rows: the readable rows, their images, and "file (reason)" for each other row."""
-        decoded = iter(self._loader(batches))
+        loader = DataLoader(
+            _Files(self),
+            batch_size=None,  # the rows of whole batches are the samples
+            sampler=[rows.tolist() for rows in batches],
+            num_workers=min(self.workers, len(batches)),
+            generator=torch.Generator(),  # else it would use the global one
+        )
+        decoded = iter(loader)
         try:
             for rows, (pixels, positions, unreadable) in zip(batches, decoded, strict=True):
                 yield rows[positions], pixels, unreadable
@@ -89,10 +94,6 @@ class FileImages:
         sets = [self, *others]
         files = np.concatenate([s.files for s in sets])
         return replace(self, files=files, labels=torch.cat([s.labels for s in sets]))
-
-    def relabeled(self, labels: Tensor) -> Self:
-        """Return the same images with other labels."""
-        return replace(self, labels=labels)
 
     def resized(self, side: int) -> Self:
         """Return the images resized to side x side pixels."""
@@ -115,15 +116,6 @@ class FileImages:
         if unreadable:
             raise unreadable_error(unreadable)
         return MemoryImages(pixels, self.labels)
-
-    def _loader(self, batches: Sequence[Tensor]) -> "DataLoader[Tensor | str]":
-        return DataLoader(
-            _Files(self.files, self.side, self.channels),
-            batch_sampler=[rows.tolist() for rows in batches],
-            num_workers=min(self.workers, len(batches)),
-            collate_fn=partial(_stack, self.side, self.channels),
-            generator=torch.Generator(),  # else it would use the global one
-        )
 
 
 @dataclass(frozen=True)
@@ -194,26 +186,24 @@ def load_into_memory(train: Images, test: Images, limit: int) -> tuple[Images, I
     return both.select(rows[: len(train)]), both.select(rows[len(train) :])
 
 
-class _Files(Dataset[Tensor | str]):
-    """One decoded image per index, or "file (reason)" if the file cannot be read."""
+class _Files(Dataset[Decoded]):
+    """Decodes the rows of one batch at a time."""
 
-    def __init__(self, files: np.ndarray[Any, np.dtype[np.str_]], side: int, channels: int) -> None:
-        self._files, self._side, self._channels = files, side, channels
+    def __init__(self, images: FileImages) -> None:
+        self._images = images
 
-    def __getitem__(self, index: int) -> Tensor | str:
-        try:
-            return torch.from_numpy(decode(self._files[index], self._side, self._channels))
-        except UnreadableImage as reason:
-            return f"{self._files[index]} ({reason})"
-
-
-def _stack(side: int, channels: int, images: list[Tensor | str]) -> tuple[Tensor, list[int], list[str]]:
-    """Return the decoded images as one tensor, their positions in the batch, and the messages of the others."""
-    pixels = [image for image in images if isinstance(image, Tensor)]
-    positions = [position for position, image in enumerate(images) if isinstance(image, Tensor)]
-    empty = torch.empty(0, channels, side, side, dtype=torch.uint8)
-    messages = [image for image in images if isinstance(image, str)]
-    return torch.stack(pixels) if pixels else empty, positions, messages
+    def __getitem__(self, rows: list[int]) -> Decoded:
+        side, channels, files = self._images.side, self._images.channels, self._images.files
+        pixels = torch.empty(len(rows), channels, side, side, dtype=torch.uint8)
+        positions: list[int] = []
+        unreadable = []
+        for position, row in enumerate(rows):
+            try:
+                pixels[len(positions)] = torch.from_numpy(decode(files[row], side, channels))
+                positions.append(position)
+            except UnreadableImage as reason:
+                unreadable.append(f"{files[row]} ({reason})")
+        return pixels[: len(positions)], positions, unreadable
 
 
 def unreadable_error(unreadable: list[str]) -> EtagError:

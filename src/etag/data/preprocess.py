@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -28,12 +27,6 @@ class Preprocess:
     flip: bool
     resized_crop: bool = False  # train on windows of random size and shape, scaled to `size`
     crop: bool = True
-
-    @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> Self:
-        """Build one from its fields as read from JSON, where tuples are lists."""
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**fields)
 
     def train(self, images: Tensor, draws: Draws, rows: int) -> Tensor:
         """Return randomly augmented, normalized inputs; `rows` is the size of the global batch."""

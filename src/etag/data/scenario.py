@@ -112,24 +112,23 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
     train, test = load_into_memory(train, test, options.memory)
     tasks, old = [], 0
     for index, new in enumerate(sizes):
-        parts = [images.select(_rows(images.labels, old, old + new)) for images in (train, test)]
+        parts = [
+            images.select(((images.labels >= old) & (images.labels < old + new)).nonzero().flatten())
+            for images in (train, test)
+        ]
         if dataset.shared is None:
             tasks.append(Task(index, old, new, parts[0], parts[1], base=sizes[0]))
         else:
-            same = [images.relabeled(images.labels - old) for images in parts]
+            same = [replace(images, labels=images.labels - old) for images in parts]
             tasks.append(Task(index, new * (index > 0), new * (index == 0), same[0], same[1], base=sizes[0]))
         old += new
-    tasks = [_tested_on_training_share(task, options.held_out) for task in tasks]
+    for index, task in enumerate(tasks):
+        remaining, held_out = task.holding_out(options.held_out)
+        tasks[index] = task if held_out is None else replace(remaining, test=held_out)
     names = dataset.shared or names
     flip = dataset.flip if options.flip is None else options.flip
     scenario = Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size)
     return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop, dataset.crop)
-
-
-def _tested_on_training_share(task: Task, share: float) -> Task:
-    """Return the task with this share of its training images held out as its test images; unchanged if 0."""
-    remaining, held_out = task.holding_out(share)
-    return task if held_out is None else replace(remaining, test=held_out)
 
 
 def _check_domains(dataset: Dataset, order: list[int], sizes: list[int]) -> None:
@@ -147,7 +146,7 @@ def _prepared(images: Images, classes: int, order: list[int], per_class: int | N
     position = torch.full((classes,), -1)
     position[torch.tensor(order)] = torch.arange(len(order))
     rows = (position[images.labels] >= 0).nonzero().flatten()
-    images = images.select(rows).relabeled(position[images.labels[rows]])
+    images = replace(images.select(rows), labels=position[images.labels[rows]])
     return images.select(first_rows_per_class(images.labels, per_class)).resized(side)
 
 
@@ -157,8 +156,3 @@ def _check_no_class_is_empty(names: tuple[str, ...], **parts: Images) -> None:
         counts = images.labels.bincount(minlength=len(names)).tolist()
         if empty := [name for name, count in zip(names, counts, strict=True) if not count]:
             raise EtagError(f"these classes have no images to {part} with: {', '.join(empty)}; add images.")
-
-
-def _rows(labels: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """Return the rows whose label is in first .. end - 1."""
-    return ((labels >= first) & (labels < end)).nonzero().flatten()

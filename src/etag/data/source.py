@@ -151,7 +151,14 @@ class Source:
                 f"data '{self.name}' was not found: {self.required_files} should be in {searched}; set "
                 "another folder with --set data.path=DIR or the environment variable ETAG_DATA."
             )
-        return _checked(self.load(folder, options), folder)
+        dataset = self.load(folder, options)
+        for images in (dataset.train, dataset.test):
+            invalid = images.labels[(images.labels < 0) | (images.labels >= len(dataset.classes))]
+            if len(invalid):
+                raise EtagError(
+                    f"{folder}: the label {int(invalid[0])} is none of the {len(dataset.classes)} classes."
+                )
+        return dataset
 
     def get(self, path: str | None, progress: Progress) -> Path:
         """Download its files into the first folder that is searched; return that folder."""
@@ -165,15 +172,6 @@ class Source:
             if file.suffix == ".zip":
                 unpack(file, folder)
         return folder
-
-
-def _checked(dataset: Dataset, folder: Path) -> Dataset:
-    """Return the data set; raise an EtagError if a label is out of range."""
-    for images in (dataset.train, dataset.test):
-        invalid = images.labels[(images.labels < 0) | (images.labels >= len(dataset.classes))]
-        if len(invalid):
-            raise EtagError(f"{folder}: the label {int(invalid[0])} is none of the {len(dataset.classes)} classes.")
-    return dataset
 
 
 SOURCES: Registry[Source] = Registry("data source", "etag.data.sources")

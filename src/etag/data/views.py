@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from typing import Literal
 
@@ -82,32 +83,23 @@ def _channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _quarter_turns(turns: int) -> Callable[[Tensor], Tensor]:
-    return lambda images: images.rot90(turns, dims=(2, 3))
+def _tiles(order: tuple[int, ...], images: Tensor) -> Tensor:
+    """Return the images, cut into 2 x 2 tiles, with tile order[i] at position i."""
+    tiles = [tile for half in images.chunk(2, dim=2) for tile in half.chunk(2, dim=3)]
+    upper, lower = ([tiles[i] for i in row] for row in (order[:2], order[2:]))
+    return torch.cat([torch.cat(upper, dim=3), torch.cat(lower, dim=3)], dim=2)
 
 
-def _tiles(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """Return a view that cuts images into 2 x 2 tiles and puts tile order[i] at position i."""
-
-    def view(images: Tensor) -> Tensor:
-        tiles = [tile for half in images.chunk(2, dim=2) for tile in half.chunk(2, dim=3)]
-        upper, lower = ([tiles[i] for i in row] for row in (order[:2], order[2:]))
-        return torch.cat([torch.cat(upper, dim=3), torch.cat(lower, dim=3)], dim=2)
-
-    return view
-
-
-def _channels(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    return lambda images: images[:, list(order)]
+def _channels(order: tuple[int, ...], images: Tensor) -> Tensor:
+    return images[:, list(order)]
 
 
 IDENTITY = ViewTransforms("none", (lambda images: images,))
-ROTATIONS = ViewTransforms("rotation", tuple(_quarter_turns(turns) for turns in range(4)))
+ROTATIONS = ViewTransforms("rotation", tuple(partial(torch.rot90, k=turns, dims=(2, 3)) for turns in range(4)))
 # four of the 24 orders of four tiles, chosen so that no two have the same tile in the same place
-JIGSAW = ViewTransforms(
-    "jigsaw", tuple(map(_tiles, [(0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0)])), divisor=2
-)
-COLORS = ViewTransforms("color", tuple(map(_channels, permutations(range(3)))), channels=3)
+TILES = (0, 1, 2, 3), (1, 0, 3, 2), (2, 3, 0, 1), (3, 2, 1, 0)
+JIGSAW = ViewTransforms("jigsaw", tuple(partial(_tiles, order) for order in TILES), divisor=2)
+COLORS = ViewTransforms("color", tuple(partial(_channels, order) for order in permutations(range(3))), channels=3)
 
 ViewsName = Literal["none", "rotation", "jigsaw", "color"]
 VIEW_TRANSFORMS: dict[str, ViewTransforms] = {views.name: views for views in (IDENTITY, ROTATIONS, JIGSAW, COLORS)}

@@ -5,8 +5,8 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
 from etag.experiments.estimate import Estimate, estimate
-from etag.experiments.grid import Grid, PlannedRun, by_label
+from etag.experiments.grid import Grid, PlannedRun
 from etag.experiments.run_directory import RunDirectory
 
 State = Literal["waiting", "running", "done", "failed"]
@@ -55,21 +55,20 @@ class RunStatus:
     started: float | None = None  # time.monotonic() of its start by this process
 
     @property
-    def label(self) -> str:
-        """The run's name without the seed."""
-        return self.run.label
-
-    @property
     def elapsed(self) -> float:
         """Seconds since this process started it; 0 if it did not."""
         return 0.0 if self.started is None else time.monotonic() - self.started
 
 
-class Display(Protocol):
-    """Prints the progress of a grid."""
+Display = Callable[[Sequence[RunStatus], float | None], None]  # prints the progress of runs, and the seconds left
 
-    def update(self, runs: Sequence[RunStatus], seconds_left: float | None) -> None:
-        """Print what has changed."""
+
+def by_label(runs: Iterable[RunStatus]) -> dict[str, list[RunStatus]]:
+    """Groups of runs that differ only in the seed."""
+    groups: dict[str, list[RunStatus]] = {}
+    for status in runs:
+        groups.setdefault(status.run.label, []).append(status)
+    return groups
 
 
 @dataclass
@@ -86,7 +85,8 @@ class Bench:
     def execute(self, workers: Workers, display: Display) -> list[RunStatus]:
         """Execute all runs that are not done; returns the status of every run, also of those that failed."""
         self.planned = self.grid.all_runs()
-        with self._locked():
+        with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
+            self._write_grid()
             jobs: dict[str, Job] = {}
             try:
                 self._plan()
@@ -96,12 +96,12 @@ class Bench:
                         status.state, status.started = "running", time.monotonic()
                     if self._poll(jobs):
                         self._plan()
-                    display.update(list(self.runs.values()), self.seconds_left(workers.slots))
+                    display(list(self.runs.values()), self.seconds_left(workers.slots))
                     time.sleep(POLL_SECONDS)
             finally:
                 for job in jobs.values():
                     job.stop()
-            display.update(list(self.runs.values()), None)
+            display(list(self.runs.values()), None)
         return list(self.runs.values())
 
     @property
@@ -112,21 +112,13 @@ class Bench:
             words += ["--results", self.results.as_posix()]
         return shlex.join([*words, *(word for file in self.grid.plugins for word in ("--plugin", file))])
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Let no other process execute a grid in the same store; the grid's file is written beside its results."""
+    def _write_grid(self) -> None:
+        """Write the grid's file beside its results."""
         try:
-            self.store.mkdir(parents=True, exist_ok=True)
             self.results.mkdir(parents=True, exist_ok=True)
-            (self.store / ".lock").touch()
+            write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned))
         except OSError as error:
             raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
-        with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
-            try:
-                write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned))
-            except OSError as error:
-                raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
-            yield
 
     def _plan(self) -> None:
         """Add all runs that can be configured now: the results of a search may allow new ones."""
@@ -134,7 +126,8 @@ class Bench:
             for run in new:
                 self.runs[run.name] = status = self.status(run)
                 if status.state == "failed" and self.restart:
-                    self._remove(run)
+                    for folder in (self.results, self.store):
+                        shutil.rmtree(folder / run.name, ignore_errors=True)
                     self.runs[run.name] = status = RunStatus(run)
                 if status.state == "done":
                     self._copy(run)
@@ -156,10 +149,6 @@ class Bench:
             except EtagError as error:
                 return RunStatus(run, "failed", str(error))
         return RunStatus(run)
-
-    def _remove(self, run: PlannedRun) -> None:
-        for folder in (self.results, self.store):
-            shutil.rmtree(folder / run.name, ignore_errors=True)
 
     def _in_state(self, *states: State) -> list[RunStatus]:
         return [status for status in self.runs.values() if status.state in states]
@@ -202,7 +191,7 @@ class Bench:
         same, left = by_label(done), [0.0]
         later = [RunStatus(run) for run in self.planned if run.name not in self.runs]  # after a search
         for status in [*self._in_state("waiting", "running"), *later]:
-            known = same.get(status.label, done)
+            known = same.get(status.run.label, done)
             expected = sum(other.seconds or 0.0 for other in known) / len(known)
             left.append(max(0.0, expected - status.elapsed))
         return max(sum(left) / slots, *left)  # fewer runs than slots end no sooner than the longest of them
@@ -233,14 +222,12 @@ def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
     A few steps are measured once for each method and its options, and scaled to the images of every split.
     """
     measured: dict[str, Estimate] = {}
-    for label, runs in by_label(grid.all_runs()).items():
-        cost = _cost_options(runs[0])
-        found = estimate(runs[0].config, measured.get(cost))
+    for label, runs in by_label(map(RunStatus, grid.all_runs())).items():
+        config = runs[0].run.config
+        plain = config.plain()
+        cost = json.dumps(
+            [plain[key] for key in ("method", "model", "train", "runtime")]
+        )  # what a step's cost depends on
+        found = estimate(config, measured.get(cost))
         measured.setdefault(cost, found)
         yield label, len(runs), sum(found.seconds), found.operations
-
-
-def _cost_options(run: PlannedRun) -> str:
-    """The options that the cost of a step depends on, as a text to compare."""
-    plain = run.config.plain()
-    return json.dumps({key: plain[key] for key in ("method", "model", "train", "runtime")}, sort_keys=True)

@@ -65,16 +65,12 @@ def resolve(
         content = merge(content, _mapping(per_method.get(section), f"methods.{section}"))
     content = merge(content, {"method": method | {"name": name}})
     if preset is not None:
-        content = _changed(content, recipes.preset(preset), asked)
+        changes = recipes.preset(preset)
+        with_embedding = changes.pop("with_embedding", {})
+        if merge(content, asked)["method"].get("embedding") is not None:
+            changes = merge(changes, with_embedding)
+        content = merge(content, changes)
     return validate(merge(content, asked))
-
-
-def _changed(content: dict[str, Any], preset: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's content with a preset applied, as far as it concerns the method."""
-    with_embedding = preset.pop("with_embedding", {})
-    if merge(content, asked)["method"].get("embedding") is None:
-        return merge(content, preset)
-    return merge(merge(content, preset), with_embedding)
 
 
 def _mapping(value: Any, key: str) -> dict[str, Any]:

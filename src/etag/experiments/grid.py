@@ -2,16 +2,16 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
 from etag.core.errors import EtagError
-from etag.core.options import Options, file_error
+from etag.core.options import Options, dotted, file_error
 from etag.data.source import Seed
 from etag.experiments import recipes, yaml
 from etag.experiments.config import RunConfig, resolve
@@ -19,14 +19,6 @@ from etag.experiments.config import RunConfig, resolve
 Score = Callable[[str], float | None]  # the accuracy of the run with this name; None while it is not done
 FOR_REPORTS = ("summary", "paper", "notice")  # keys of a grid's file that only a report reads
 ADDED = "# written by `etag bench`\n"  # what follows this line is not part of the grid
-
-
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one mapping by dotted key; an empty mapping stays a value."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
 
 
 class Search(Options):
@@ -75,11 +67,6 @@ class PlannedRun:
     label: str  # the name without the seed
     config: RunConfig
     command: str  # does the same run on its own
-
-    @property
-    def candidate(self) -> bool:
-        """Whether it only tries values for a search."""
-        return self.name.startswith("search/")
 
 
 @dataclass(frozen=True)
@@ -153,25 +140,6 @@ def _appendable(text: str, content: dict[str, Any]) -> str:
     except EtagError:
         pass
     return yaml.write(content)
-
-
-class Labeled(Protocol):
-    """A planned run, or its status."""
-
-    @property
-    def label(self) -> str:
-        """The run's name without the seed."""
-
-
-L = TypeVar("L", bound=Labeled)
-
-
-def by_label(runs: Iterable[L]) -> dict[str, list[L]]:
-    """Groups of runs that differ only in the seed."""
-    groups: dict[str, list[L]] = {}
-    for run in runs:
-        groups.setdefault(run.label, []).append(run)
-    return groups
 
 
 def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 
 import torch
 
@@ -37,14 +37,7 @@ class LocalJob:
         command += [word for file in run.config.plugins for word in ("--plugin", file)]
         with self._log.open("w") as log:
             # in a session of its own: `stop` passes Ctrl-C on, once
-            self._process = subprocess.Popen(
-                command,
-                env=env,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._process = Popen(command, env=env, stdout=log, stderr=STDOUT, stdin=DEVNULL, start_new_session=True)
 
     @property
     def running(self) -> bool:
@@ -54,7 +47,7 @@ class LocalJob:
     def ended(self) -> str | None:
         """None while it runs; then an empty text, or the last line of its output if it failed."""
         code = self._process.poll()
-        if code is None or code == 0:
+        if not code:
             return None if code is None else ""
         lines = [line for line in self._log.read_text().splitlines() if line.strip()]
         return lines[-1].removeprefix("error: ") if lines else f"it ended with exit code {code}"
@@ -65,7 +58,7 @@ class LocalJob:
             self._process.send_signal(signal.SIGINT)
             try:
                 self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 self._process.kill()
 
 

@@ -73,10 +73,8 @@ class Paper(_Printed):
 
     def doubt(self, column: str, method: str, metric: str) -> str | None:
         """What is wrong with a number of Table 1; None if nothing is."""
-        wrong = (
-            one.note for one in self.doubtful if (one.column, one.method, one.metric) == (column, method, metric)
-        )
-        return next(wrong, None)
+        where = (column, method, metric)
+        return next((one.note for one in self.doubtful if (one.column, one.method, one.metric) == where), None)
 
 
 @cache

@@ -27,11 +27,6 @@ def load(files: Iterable[str | Path]) -> list[str]:
     return paths
 
 
-def not_loaded(files: Iterable[str]) -> list[str]:
-    """The files whose code has not been run in this process."""
-    return [file for file in files if file not in _loaded]
-
-
 def _run_file(path: str) -> None:
     if not Path(path).is_file():
         raise EtagError(f"the plug-in '{path}' does not exist.")

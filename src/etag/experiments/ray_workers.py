@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from etag.core.errors import EtagError
-from etag.experiments.config import RunConfig, validate
+from etag.experiments.config import validate
 from etag.experiments.grid import PlannedRun
 from etag.experiments.run import run as execute
 
@@ -70,13 +70,10 @@ class RayWorkers:
 
     def start(self, run: PlannedRun, out: Path) -> RayJob:
         """Submit a task with the processors and GPUs that the run's configuration asks for."""
-        resources = self._resources(run.config)
+        devices, on_gpus = run.config.runtime.devices, run.config.runtime.accelerator in ("auto", "cuda")
+        resources = {"num_cpus": devices} | ({"num_gpus": devices} if self._gpus and on_gpus else {})
         task = self._ray.remote(max_retries=RETRIES, **resources)(_execute_run)
         return RayJob(self._ray, task.remote(run.config.plain(), str(out.absolute())))
-
-    def _resources(self, config: RunConfig) -> dict[str, int]:
-        devices, on_gpus = config.runtime.devices, self._gpus and config.runtime.accelerator in ("auto", "cuda")
-        return {"num_cpus": devices, "num_gpus": devices} if on_gpus else {"num_cpus": devices}
 
     def close(self) -> None:
         """Disconnect from the cluster; one that was started here ends."""

@@ -40,10 +40,7 @@ def grid_file(name: str) -> Path:
 
 def preset(name: str) -> dict[str, Any]:
     """The content of a preset: options that are laid over any recipe."""
-    known = {file.stem: file for file in _files("presets")}
-    if name not in known:
-        raise unknown_name("preset", name, known)
-    return _read(known[name])
+    return _read(_find("preset", name, {file.stem: file for file in _files("presets")}))
 
 
 def default_for(source: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from etag.core.errors import EtagError
 from etag.core.files import is_partial, locked, write_atomically
+from etag.core.options import dotted
 from etag.experiments import yaml
 from etag.experiments.config import RunConfig
 from etag.learner.model_directory import ModelDirectory
@@ -37,11 +38,6 @@ class RunDirectory:
         """Keep other processes out; the directory is created if it does not exist."""
         if self._content() and not self.config.is_file():
             raise EtagError(f"'{self.path}' exists and is not a run directory: choose another one with --out.")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / LOCK).touch()
-        except OSError as error:
-            raise EtagError(f"the run directory '{self.path}' cannot be written: {error.strerror}.") from error
         with locked(self.path / LOCK, f"another process is using '{self.path}': wait for it, or choose --out."):
             yield
 
@@ -76,7 +72,7 @@ class RunDirectory:
         """Raise an error if it holds a run of another configuration."""
         if not self.config.is_file():
             return
-        there, asked = _flat(yaml.read(self.config)), _flat(config.plain())
+        there, asked = dotted(yaml.read(self.config)), dotted(config.plain())
         differences = [
             f"{key} is {there.get(key)!r} there and {asked.get(key)!r} here"
             for key in sorted(there.keys() | asked.keys())
@@ -112,11 +108,3 @@ class RunDirectory:
         """Write the metrics, which mark the run as complete: one key per line, so that files can be compared."""
         lines = (f" {json.dumps(key)}: {json.dumps(content)}" for key, content in metrics.items())
         write_atomically(self.metrics, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -5,9 +5,8 @@ the engine carries them out.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
 
 import torch
@@ -337,9 +336,7 @@ class Method(ABC, Generic[OptionsT]):
         held_out: ImageSet | None = None,
     ) -> Phase:
         c, stream, size = self.context, self.stream(name), training.batch_size
-        batches = ImageBatches(
-            images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last, side=self._side(training)
-        )
+        batches = ImageBatches(images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last)
         if batch_norm == "train" and batches.smallest < objective.smallest_batch:
             raise EtagError(
                 f"BatchNorm cannot train on a batch of {batches.smallest}: give each task at least "
@@ -357,18 +354,6 @@ class Method(ABC, Generic[OptionsT]):
             if held_out is None
             else ImageBatches(held_out, c.preprocess, 4 * size, stream, c.placement, augment=False, shuffle=False),
         )
-
-    def _side(self, training: TrainOptions) -> Callable[[int], int] | None:
-        """The side of the images by epoch, where it changes."""
-        if training.start_size == 1:
-            return None
-        backbone = self.solver.backbone
-        if not backbone.has_maps:
-            raise EtagError(
-                f"train.start_size={training.start_size} needs a backbone that accepts images of any size: choose "
-                f"another than {self.context.model.backbone}."
-            )
-        return partial(training.side, self.context.size, backbone.smallest)
 
     def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
         """The solver's features of images in the order of the data: as they are, or of so many augmented passes."""

@@ -31,8 +31,6 @@ class HeadRule(AnswerRule):
     """The logits of a head: of its first `classes` classes, each of which has `outputs_per_class` outputs. The first
     output of a class is its score."""
 
-    arguments = ("head", "classes", "outputs_per_class")
-
     def __init__(self, head: LinearHead, classes: int, outputs_per_class: int = 1) -> None:
         super().__init__()
         self.head, self.classes, self.outputs_per_class = head, classes, outputs_per_class
@@ -45,8 +43,6 @@ class HeadRule(AnswerRule):
 
 class PerTaskRule(AnswerRule):
     """Log-probabilities within each task's own head: the highest probability over all heads wins."""
-
-    arguments = ("head", "task_sizes")
 
     def __init__(self, head: LinearHead, task_sizes: Sequence[int]) -> None:
         super().__init__()
@@ -102,8 +98,6 @@ class ClassScores(StoredTensors, Described):
 class RectifiedRule(AnswerRule):
     """IL2M (Belouadah and Popescu, 2019): where a new class would win, old classes get their earlier scores back."""
 
-    arguments = ("head", "scores")
-
     def __init__(self, head: LinearHead, scores: ClassScores) -> None:
         super().__init__()
         self.head, self.scores = head, scores
@@ -118,8 +112,6 @@ class RectifiedRule(AnswerRule):
 class LikelihoodRule(AnswerRule):
     """The log-likelihood of the scaled feature under the VAE of each class; all classes have the same prior."""
 
-    arguments = ("scale", "classes", "samples")
-
     def __init__(self, scale: FeatureScale, classes: Modules[ClassVAEs], samples: int | Literal["mean"]) -> None:
         super().__init__()
         self.scale, self.classes, self.samples = scale, classes, samples
@@ -127,21 +119,16 @@ class LikelihoodRule(AnswerRule):
     def forward(self, features: Tensor) -> Tensor:
         """Log-likelihoods."""
         features = self.scale(features)
-        noise = self._noise().to(features)
-        return torch.cat([vaes.log_likelihoods(features, noise) for vaes in self.classes], dim=1)
-
-    def _noise(self) -> Tensor:
-        """The same draws at every call: a prediction does not depend on earlier ones."""
         latent = next(iter(self.classes)).latent
-        if self.samples == "mean":
-            return torch.zeros(1, latent)
-        return torch.randn(self.samples, latent, generator=Stream.root(0).generator("samples"))
+        noise = torch.zeros(1, latent)
+        if self.samples != "mean":  # the same draws at every call: a prediction does not depend on earlier ones
+            noise = torch.randn(self.samples, latent, generator=Stream.root(0).generator("samples"))
+        noise = noise.to(features)
+        return torch.cat([vaes.log_likelihoods(features, noise) for vaes in self.classes], dim=1)
 
 
 class HiddenLayersRule(AnswerRule):
     """The logits of a head behind hidden layers that take scaled features (BI-R)."""
-
-    arguments = ("scale", "encoder", "head")
 
     def __init__(self, scale: FeatureScale, encoder: HiddenLayers, head: LinearHead) -> None:
         super().__init__()

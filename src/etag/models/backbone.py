@@ -40,7 +40,7 @@ class Backbone(nn.Module, ABC):
     """A feature extractor in L stages; `stages[0]` begins with the stem.
 
     A stage's last layer is its activation and nothing else, so that its map can be read before it. Features are not
-    negative (the generators of features end in a ReLU), unless `signed` is set: then the last activation is skipped.
+    negative (the generators of features end in a ReLU), unless `signed` is set: then there is no last activation.
     """
 
     stages: Modules[nn.Sequential]
@@ -48,16 +48,12 @@ class Backbone(nn.Module, ABC):
     smallest: int  # side of the smallest image: the factor by which the side shrinks up to the last map
     imagenet = False  # whether it has the stem for large images
     has_maps = True  # whether stages end in maps, or in plain features
-    signed = False  # whether features are read before the last activation, and so may be negative
+    signed = False  # whether features may be negative
 
     @abstractmethod
-    def new_stage(self, number: int) -> nn.Sequential:
+    def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
         """A new copy of the architecture of stage `number` (2 .. L); L + 1 is one more stage of the last's width and
-        side."""
-
-    def short_stage(self, number: int) -> nn.Sequential:
-        """A stage of the same shapes with fewer layers; the stage itself where a backbone defines no shorter one."""
-        return self.new_stage(number)
+        side. `short` asks for a stage of the same shapes with fewer layers, where the backbone has one."""
 
     def branch(self, stage: int, short: bool = False) -> nn.Module:
         """New stages that lead from the map after `stage` (1 .. L) to a map that can be pooled.
@@ -65,15 +61,14 @@ class Backbone(nn.Module, ABC):
         They repeat the architecture of the stages that follow, or a short form of it; behind the last stage there is
         one more of its kind.
         """
-        last, new = max(len(self.stages), stage + 1), self.short_stage if short else self.new_stage
-        return nn.Sequential(*(new(number) for number in range(stage + 1, last + 1)))
+        last = max(len(self.stages), stage + 1)
+        return nn.Sequential(*(self.new_stage(number, short) for number in range(stage + 1, last + 1)))
 
     def forward(self, images: Tensor) -> Tensor:
         """The pooled features of images, one row per image."""
-        *earlier, last = self.stages
-        for stage in earlier:
+        for stage in self.stages:
             images = stage(images)
-        return self.pool(last[:-1](images) if self.signed else last(images))
+        return self.pool(images)
 
     @staticmethod
     def pool(maps: Tensor) -> Tensor:
@@ -98,5 +93,8 @@ def new_backbone(options: ModelOptions, channels: int, size: int, signed: bool =
             f"{backbone.smallest}x{backbone.smallest}: set {stem}data.size={backbone.smallest}, or choose another "
             "model.backbone."
         )
-    backbone.signed = signed
+    if signed:
+        backbone.signed = True
+        *_, last = backbone.stages
+        last[-1] = nn.Identity()
     return backbone

@@ -35,8 +35,6 @@ class ParallelLinear(nn.Module):
 class ClassVAEs(Described):
     """One VAE per class: p(f | z) of unit variance and q(z | f), each with one hidden layer; the prior is N(0, I)."""
 
-    arguments = ("classes", "features", "latent", "hidden")
-
     def __init__(self, classes: int, features: int, latent: int = 20, hidden: int = 85) -> None:
         super().__init__()
         self.classes, self.features, self.latent, self.hidden = classes, features, latent, hidden

@@ -17,9 +17,6 @@ class ConditionalLinear(nn.Module):
         self.linear, self._std = linear(features, outputs), std
         self.rows = nn.Parameter(torch.empty(0, outputs))
 
-    def initialize(self, generator: torch.Generator) -> None:
-        """Do nothing: a new layer has no class rows yet."""
-
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add `classes` rows, initialized like the rest of the layer."""
         outputs, features = self.linear.weight.shape

@@ -12,8 +12,6 @@ LEAST_DEVIATION = 0.1  # smallest deviation that is used, as a share of the mean
 class FeatureScale(StoredTensors, Described):
     """Shifts and scales features to zero mean and unit variance over the images it was fitted to."""
 
-    arguments = ("features",)
-
     mean: Tensor
     deviation: Tensor
 

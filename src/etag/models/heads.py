@@ -1,7 +1,7 @@
 """Classification heads that grow by blocks, one block per task."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -51,7 +51,7 @@ class HeadOptions(Options):
         if self.kind == "cosine":
             return CosineHead(features, self.scale)
         if self.kind == "proxies":
-            return ProxyHead(features, self.proxies, scale=self.scale)
+            return ProxyHead(features, self.proxies, self.scale)
         return LinearHead(features, self.bias)
 
 
@@ -61,8 +61,6 @@ class LinearHead(Described):
     A block is the unit of freezing: a row with zero gradient inside a larger parameter would still be moved by
     Adam's weight decay.
     """
-
-    arguments: ClassVar[tuple[str, ...]] = ("features", "bias", "block_sizes")
 
     def __init__(self, features: int, bias: bool = True, block_sizes: Sequence[int] = ()) -> None:
         super().__init__()
@@ -117,7 +115,6 @@ class LinearHead(Described):
 class CosineHead(LinearHead):
     """Scaled cosines of the feature and one vector per class (Hou et al., 2019); the scale is learned."""
 
-    arguments: ClassVar[tuple[str, ...]] = ("features", "block_sizes")
     proxies = 1  # rows per class
 
     def __init__(self, features: int, scale: float = 1.0, block_sizes: Sequence[int] = ()) -> None:
@@ -143,18 +140,9 @@ class CosineHead(LinearHead):
 class ProxyHead(CosineHead):
     """Local similarity classifier (Douillard et al., 2020): several proxies per class, nearer ones weigh more."""
 
-    arguments = ("features", "proxies", "gamma", "block_sizes")
-
-    def __init__(
-        self,
-        features: int,
-        proxies: int = 10,
-        gamma: float = 1.0,
-        scale: float = 1.0,
-        block_sizes: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, features: int, proxies: int = 10, scale: float = 1.0, block_sizes: Sequence[int] = ()) -> None:
         super().__init__(features, scale, block_sizes)
-        self.proxies, self.gamma = proxies, gamma
+        self.proxies = proxies
 
     def grow(self, outputs: int, generator: torch.Generator) -> None:
         """Add a block of classes; the proxies of one class are adjacent rows."""
@@ -168,7 +156,7 @@ class ProxyHead(CosineHead):
     def similarities(self, features: Tensor) -> Tensor:
         """Minus the squared distance of the normalized vectors, averaged over a class's proxies by their softmax."""
         near = (2 * self.cosines(features) - 2).view(len(features), -1, self.proxies)
-        return (near * (self.gamma * near).softmax(2)).sum(2)
+        return (near * near.softmax(2)).sum(2)
 
     def forward(self, features: Tensor) -> Tensor:
         """Scaled similarities."""

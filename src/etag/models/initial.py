@@ -59,5 +59,5 @@ def _initialize(module: nn.Module, generator: torch.Generator) -> None:
             nn.init.uniform_(module.bias, -bound, bound, generator=generator)
     elif isinstance(module, nn.BatchNorm2d):
         module.reset_parameters()
-    elif any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
+    elif any(tensor.numel() for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
         raise TypeError(f"{type(module).__name__} has parameters or buffers but no initialize(generator)")

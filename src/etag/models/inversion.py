@@ -1,11 +1,9 @@
 """Generating images from a frozen solver (ABD): an image generator, and a recorder of BatchNorm statistics."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +47,8 @@ class ImageGenerator(nn.Module):
         return images
 
 
-class LayerStatistics(NamedTuple):
-    """Statistics of each channel at the input of a BatchNorm layer: of the batch, and the layer's running ones."""
-
-    mean: Tensor
-    variance: Tensor
-    running_mean: Tensor
-    running_variance: Tensor
+# of each channel at the input of a BatchNorm layer: mean and variance of the batch, then the layer's running ones
+LayerStatistics = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class BatchNormRecorder(nn.Module):
@@ -73,14 +66,8 @@ class BatchNormRecorder(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[LayerStatistics]]:
-        """Return the logits, and the statistics of every BatchNorm layer of the backbone."""
-        with self._recording() as statistics:
-            outputs: Outputs = self.solver(images, Need.LOGITS)
-        return require(outputs.logits), statistics
-
-    @contextmanager
-    def _recording(self) -> Iterator[list[LayerStatistics]]:
-        """Yield a list that each BatchNorm layer appends to; folding is off, else these layers would not run."""
+        """Return the logits, and the statistics of every BatchNorm layer of the backbone; folding is off, else these
+        layers would not run."""
         statistics: list[LayerStatistics] = []
         pairs = [part for part in self.solver.backbone.modules() if isinstance(part, ConvNorm)]
         norms = [part for part in self.solver.backbone.modules() if isinstance(part, BatchNorm)]
@@ -88,14 +75,15 @@ class BatchNormRecorder(nn.Module):
         for pair in pairs:
             pair.folds = False
         try:
-            yield statistics
+            outputs: Outputs = self.solver(images, Need.LOGITS)
         finally:
             for pair in pairs:
                 pair.folds = True
             for handle in handles:
                 handle.remove()
+        return require(outputs.logits), statistics
 
 
 def _record(statistics: list[LayerStatistics], norm: nn.Module, inputs: tuple[Tensor]) -> None:
     variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3), correction=0)
-    statistics.append(LayerStatistics(mean, variance, norm.running_mean, norm.running_var))  # type: ignore[arg-type]
+    statistics.append((mean, variance, norm.running_mean, norm.running_var))  # type: ignore[arg-type]

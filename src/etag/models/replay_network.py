@@ -18,15 +18,11 @@ class ClassGaussians(nn.Module):
         self.means = nn.Parameter(torch.empty(0, latent))
         self.log_variances = nn.Parameter(torch.empty(0, latent))
 
-    def initialize(self, generator: torch.Generator) -> None:
-        """Do nothing: there are no classes yet."""
-
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add `classes` Gaussians; means and log-variances are drawn from a standard normal."""
-        self.means, self.log_variances = (
-            nn.Parameter(torch.cat([old.detach(), _normal_rows(classes, old, generator)]))
-            for old in (self.means, self.log_variances)
-        )
+        for name, old in list(self.named_parameters()):
+            added = torch.randn(classes, old.shape[1], generator=generator).to(old)
+            setattr(self, name, nn.Parameter(torch.cat([old.detach(), added])))
 
     def codes(self, labels: Tensor, noise: Tensor) -> Tensor:
         """Return one latent code per label, sampled from its Gaussian with the given standard normal noise."""
@@ -39,10 +35,6 @@ class ClassGaussians(nn.Module):
         return torch.logsumexp(log_p + shares.log(), dim=1)
 
 
-def _normal_rows(rows: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(rows, like.shape[1], generator=generator).to(like)
-
-
 class Gate(nn.Module):
     """Sets a share of the units to zero, other units for each class; chosen at random once, then stored."""
 
@@ -52,9 +44,6 @@ class Gate(nn.Module):
         super().__init__()
         self._silent = silent
         self.register_buffer("masks", torch.empty(0, units))
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Do nothing: there are no classes yet."""
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Choose the silent units of `classes` new classes, equally many for each."""
@@ -69,8 +58,6 @@ class Gate(nn.Module):
 
 class HiddenLayers(nn.Sequential, Described):
     """Two hidden layers of equal width, each followed by a ReLU."""
-
-    arguments = ("features", "hidden")
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())

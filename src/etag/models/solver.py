@@ -80,17 +80,13 @@ class Solver(nn.Module):
                     return outputs
                 if not need & Need.VIEW_FEATURES:
                     rows.drop_views()
-            signed = self.backbone.signed and number == last
-            if need & Need.STAGES or signed:
+            if need & Need.STAGES:
                 rows.apply(stage[:-1])
-                if need & Need.STAGES:
-                    outputs.raw_stages.append(rows.images)
-                if not signed:
-                    rows.apply(stage[-1])
+                outputs.raw_stages.append(rows.images)
+                rows.apply(stage[-1])
+                outputs.stages.append(rows.images)
             else:
                 rows.apply(stage)
-            if need & Need.STAGES:
-                outputs.stages.append(rows.images)
             if number <= len(auxiliaries):
                 outputs.auxiliary.append(auxiliaries[number - 1](rows.views))
         if need & Need.VIEW_FEATURES:
@@ -116,9 +112,8 @@ class Solver(nn.Module):
 
     def classify(self, maps: Tensor, stage: int) -> Tensor:
         """Logits from the map after stage `stage` (1 .. L), after its activation."""
-        last = len(self.backbone.stages)
-        for number, later in list(enumerate(self.backbone.stages, start=1))[stage:]:
-            maps = later[:-1](maps) if self.backbone.signed and number == last else later(maps)
+        for later in list(self.backbone.stages)[stage:]:
+            maps = later(maps)
         logits: Tensor = self.head(self.backbone.pool(maps))
         return logits
 
@@ -154,14 +149,12 @@ class _Rows:
     def views(self) -> Tensor:
         """The rows of the selected views."""
         rows = self._tensors[0] if len(self._tensors) == 1 else torch.cat(self._tensors)
-        return rows if self._selected is None else _select(rows, self._selected)
-
-
-def _select(maps: Tensor, rows: Tensor) -> Tensor:
-    """Some rows; maps in channels_last order are copied as whole blocks of memory."""
-    if maps.ndim != 4:
-        return maps.index_select(0, rows)
-    return maps.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+        if self._selected is None:
+            return rows
+        if rows.ndim != 4:
+            return rows.index_select(0, self._selected)
+        # maps in channels_last order are copied as whole blocks of memory
+        return rows.permute(0, 2, 3, 1).index_select(0, self._selected).permute(0, 3, 1, 2)
 
 
 N = TypeVar("N", bound=nn.Module)
@@ -185,10 +178,6 @@ class Teacher(Frozen[Solver]):
     @torch.no_grad()
     def targets(self, views: Tensor | Views, need: Need) -> Outputs:
         """Its outputs as constants. Not in inference mode, whose tensors could not enter a loss."""
-        return self.differentiable(views, need)
-
-    def differentiable(self, views: Tensor | Views, need: Need) -> Outputs:
-        """Its outputs, with gradients back to the images."""
         outputs: Outputs = self.network(views, need)
         return outputs
 

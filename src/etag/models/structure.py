@@ -1,10 +1,11 @@
 """The structure of networks as JSON values, so that a saved classifier can be built again without training code.
 
-A class that takes part lists the arguments of its constructor in `arguments`; an attribute of the same name holds the
-value of each: a plain value, another such module, or a list of these.
+A class that takes part has an attribute for every argument of its constructor, of the same name: a plain value,
+another such module, or a list of these. Where it is a parameter, the saved tensors have its value.
 """
 
-from typing import Any, ClassVar
+import inspect
+from typing import Any
 
 from torch import nn
 
@@ -16,8 +17,6 @@ CLASSES: dict[str, type["Described"]] = {}
 class Described(nn.Module):
     """A module that can be described by the arguments of its constructor. Every subclass is known by its name."""
 
-    arguments: ClassVar[tuple[str, ...]] = ()
-
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         CLASSES[cls.__name__] = cls
@@ -26,7 +25,8 @@ class Described(nn.Module):
 def describe(value: Any) -> Any:
     """A module, or a list of modules, as JSON values; plain values are returned as they are."""
     if isinstance(value, Described):
-        described = {name: describe(getattr(value, name)) for name in value.arguments}
+        values = {name: getattr(value, name) for name in inspect.signature(type(value)).parameters}
+        described = {name: describe(part) for name, part in values.items() if not isinstance(part, nn.Parameter)}
         return {"module": type(value).__name__} | described
     return [describe(part) for part in value] if isinstance(value, nn.ModuleList) else value
 

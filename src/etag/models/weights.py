@@ -15,73 +15,51 @@ from etag.models.backbone import Backbone
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """How the tensors of a file fit a backbone.
-
-    `matched` and `missing` are names in the backbone, the others are names in the file.
-    """
+    """What was loaded from a file."""
 
     path: Path
-    matched: tuple[str, ...]
-    missing: tuple[str, ...]  # in the backbone, not in the file
-    unused: tuple[str, ...]  # in the file, not of a backbone, such as a head
-    foreign: tuple[str, ...]  # in the file, of a backbone with more layers
-    wrong_shape: tuple[str, ...]  # in both, with different shapes; the text names both
+    loaded: tuple[str, ...]  # names in the backbone
+    unused: tuple[str, ...]  # names in the file that are not of a backbone, such as those of a head
 
     def __str__(self) -> str:
         unused = f", {len(self.unused)} ignored ({_few(self.unused)})" if self.unused else ""
-        return f"loaded {len(self.matched)} tensors of the backbone from {self.path}{unused}"
-
-    def check(self) -> None:
-        """Raise an EtagError if the file does not fit; BatchNorm's step counters are not used and may be missing."""
-        needed = [name for name in self.missing if not name.endswith(".num_batches_tracked")]
-        if not self.matched and not self.wrong_shape:
-            problem = f"it has {_few(self.unused + self.foreign)} instead of {_few(needed)}"
-        elif self.wrong_shape:
-            problem = _few(self.wrong_shape)
-        elif needed:
-            problem = f"it lacks {_few(needed)}"
-        elif self.foreign:
-            problem = f"it has tensors that this backbone does not have: {_few(self.foreign)}"
-        else:
-            return
-        raise EtagError(
-            f"the weights '{self.path}' do not fit the backbone: {problem}; check model.backbone, model.width and "
-            "model.stem."
-        )
+        return f"loaded {len(self.loaded)} tensors of the backbone from {self.path}{unused}"
 
 
 def load_weights(backbone: Backbone, path: str) -> WeightsReport:
     """Load the tensors of a file into the backbone; if any does not fit, raise an EtagError and load none."""
     file = Path(path).expanduser()
-    tensors = read_tensors(file)
-    names = {
+    tensors, own = read_tensors(file), backbone.state_dict()
+    named = {
         backbone.translate_name(name.removeprefix("solver.").removeprefix("backbone.")): name for name in tensors
     }
-    report = _compare(file, backbone.state_dict(), tensors, names)
-    report.check()
-    backbone.load_state_dict({name: tensors[names[name]] for name in report.matched}, strict=False)
-    return report
-
-
-def _compare(
-    file: Path, own: Mapping[str, Tensor], loaded: Mapping[str, Tensor], names: Mapping[str, str]
-) -> WeightsReport:
-    """Compare the backbone's own tensors with loaded ones; `names` maps own names to those in the file."""
-    both = [name for name in own if name in names]
-    others = [name for name in names if name not in own]
-    fits = {name: loaded[names[name]].shape == own[name].shape for name in both}
-    return WeightsReport(
-        path=file,
-        matched=tuple(name for name in both if fits[name]),
-        missing=tuple(name for name in own if name not in names),
-        unused=tuple(names[name] for name in others if not name.startswith("stages.")),
-        foreign=tuple(names[name] for name in others if name.startswith("stages.")),
-        wrong_shape=tuple(
-            f"{names[name]} has shape {_shape(loaded[names[name]])} instead of {_shape(own[name])}"
-            for name in both
-            if not fits[name]
-        ),
-    )
+    both = {name: tensors[named[name]] for name in own if name in named}
+    # BatchNorm's step counters are not used and may be missing
+    missing = [name for name in own if name not in named and not name.endswith(".num_batches_tracked")]
+    others = [name for name in named if name not in own]
+    deeper = [named[name] for name in others if name.startswith("stages.")]  # of a backbone with more layers
+    unused = [named[name] for name in others if not name.startswith("stages.")]
+    wrong_shape = [
+        f"{named[name]} has shape {_shape(tensor)} instead of {_shape(own[name])}"
+        for name, tensor in both.items()
+        if tensor.shape != own[name].shape
+    ]
+    problem = None
+    if not both:
+        problem = f"it has {_few(unused + deeper)} instead of {_few(missing)}"
+    elif wrong_shape:
+        problem = _few(wrong_shape)
+    elif missing:
+        problem = f"it lacks {_few(missing)}"
+    elif deeper:
+        problem = f"it has tensors that this backbone does not have: {_few(deeper)}"
+    if problem is not None:
+        raise EtagError(
+            f"the weights '{file}' do not fit the backbone: {problem}; check model.backbone, model.width and "
+            "model.stem."
+        )
+    backbone.load_state_dict(both, strict=False)
+    return WeightsReport(file, tuple(both), tuple(unused))
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

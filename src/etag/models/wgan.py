@@ -17,19 +17,8 @@ class _Normal(nn.Linear):
     def initialize(self, generator: torch.Generator) -> None:
         """Initialize as the original code does: normal weights, zero bias."""
         nn.init.normal_(self.weight, 0.0, STD, generator=generator)
-        nn.init.zeros_(self.bias)
-
-
-class _ClassVectors(nn.Module):
-    """One vector per class, for the classes of one task."""
-
-    def __init__(self, classes: int, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(classes, size))
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Initialize with normal values."""
-        nn.init.normal_(self.weight, 0.0, STD, generator=generator)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 def _leaky(x: Tensor) -> Tensor:
@@ -59,11 +48,11 @@ class Critic(nn.Module):
         self.first = _Normal(features, hidden)
         self.second = _Normal(hidden, hidden)
         self.score = _Normal(hidden, 1)
-        self.classes: Modules[_ClassVectors] = Modules()
+        self.classes: Modules[_Normal] = Modules()  # one vector per class, in one block per task
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add `classes` new classes."""
-        self.classes.append(build(lambda: _ClassVectors(classes, self.second.out_features), generator))
+        self.classes.append(build(lambda: _Normal(self.second.out_features, classes, bias=False), generator))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return one score per row."""

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +17,7 @@ from etag.data.download import Download
 from etag.data.images import MemoryImages
 from etag.data.source import DataOptions, Dataset, source
 
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
 Part = tuple[MemoryImages, tuple[str, ...]]  # images, and class names if the file has them
 
@@ -33,14 +35,8 @@ def load(folder: Path, _options: DataOptions) -> Dataset:
     (train, names), (test, _) = (
         _read_parquet(folder) if (folder / "train.parquet").exists() else _read_official(folder)
     )
-    return Dataset(
-        train=train,
-        test=test,
-        classes=names or tuple(str(label) for label in range(int(train.labels.max()) + 1)),
-        size=32,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2023, 0.1994, 0.2010),
-    )
+    classes = names or tuple(str(label) for label in range(int(train.labels.max()) + 1))
+    return Dataset(train, test, classes, size=32, mean=MEAN, std=STD)
 
 
 def _read_parquet(folder: Path) -> list[Part]:
@@ -52,16 +48,12 @@ def _read_parquet(folder: Path) -> list[Part]:
         try:
             table = pyarrow.parquet.read_table(file, columns=["img", "fine_label"])
             encoded = pyarrow.compute.struct_field(table.column("img"), "bytes")
-            pixels = np.stack([_decode(png.as_py()) for png in encoded])
+            pixels = np.stack([np.asarray(Image.open(io.BytesIO(png.as_py())).convert("RGB")) for png in encoded])
             labels = table.column("fine_label").to_numpy()
             parts.append((_images(pixels.transpose(0, 3, 1, 2), labels), _names(table)))
         except Exception as error:  # damaged or hostile files can make the parsers raise anything
             raise _unreadable(file, error) from error
     return parts
-
-
-def _decode(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
 
 
 def _names(table: Any) -> tuple[str, ...]:
@@ -74,7 +66,7 @@ def _read_official(folder: Path) -> list[Part]:
     """Read the three pickles of the official archive; code in them is refused, never run."""
     path = folder / FOLDER if (folder / FOLDER / "train").exists() else folder / ARCHIVE
     try:
-        contents = _from_folder(path) if path.is_dir() else _from_archive(path)
+        contents = _unpickled(path)
         names = tuple(name.decode() for name in contents["meta"][b"fine_label_names"])
         return [
             (_images(np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32), content[b"fine_labels"]), names)
@@ -84,22 +76,16 @@ def _read_official(folder: Path) -> list[Part]:
         raise _unreadable(path, error) from error
 
 
-def _from_folder(path: Path) -> dict[str, Any]:
+def _unpickled(path: Path) -> dict[str, Any]:
+    """Return what the three files of a folder or an archive hold, by name."""
     contents = {}
-    for name in ("train", "test", "meta"):
-        with (path / name).open("rb") as file:
-            contents[name] = _PlainUnpickler(file).load()
-    return contents
-
-
-def _from_archive(path: Path) -> dict[str, Any]:
-    contents = {}
-    with tarfile.open(path) as archive:
+    with nullcontext() if path.is_dir() else tarfile.open(path) as archive:
         for name in ("train", "test", "meta"):
-            file = archive.extractfile(f"{FOLDER}/{name}")
+            file = archive.extractfile(f"{FOLDER}/{name}") if archive else (path / name).open("rb")
             if file is None:
                 raise KeyError(f"{name} is missing")
-            contents[name] = _PlainUnpickler(file).load()
+            with file:
+                contents[name] = _PlainUnpickler(file).load()
     return contents
 
 

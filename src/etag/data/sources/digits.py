@@ -18,12 +18,5 @@ def load(_path: Path, _options: DataOptions) -> Dataset:
     pixels = torch.from_numpy(bunch.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     labels = torch.from_numpy(bunch.target).long()
     images, (train_rows, test_rows) = MemoryImages(pixels, labels), hold_out_rows(labels)
-    return Dataset(
-        train=images.select(train_rows),
-        test=images.select(test_rows),
-        classes=tuple(str(name) for name in bunch.target_names),
-        size=8,
-        mean=(0.305,),
-        std=(0.376,),
-        flip=False,
-    )
+    train, test = images.select(train_rows), images.select(test_rows)
+    return Dataset(train, test, tuple("0123456789"), size=8, mean=(0.305,), std=(0.376,), flip=False)

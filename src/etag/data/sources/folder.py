@@ -13,10 +13,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet statistics,
 def load(path: Path, options: DataOptions) -> Dataset:
     """List the files of each class; the images are decoded later."""
     train, test = parts(path)
-    classes = tuple(train)
     size = options.size or common_size([file for part in (train, test) for files in part.values() for file in files])
-    images = [as_images(part, classes, options.workers) for part in (train, test)]
-    return Dataset(images[0], images[1], classes, size, MEAN, STD)
+    images = as_images(train, options.workers), as_images(test, options.workers)
+    return Dataset(*images, tuple(train), size, MEAN, STD)
 
 
 def parts(path: Path) -> tuple[Listing, Listing]:

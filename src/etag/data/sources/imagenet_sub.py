@@ -11,6 +11,5 @@ from etag.data.sources.folder import MEAN, STD, parts
 def load(path: Path, options: DataOptions) -> Dataset:
     """List the files; 100 random classes, images of 256 x 256 pixels, crops of 224 (paper: Experiments, Datasets)."""
     train, test = parts(path)
-    classes = tuple(train)
-    images = [as_images(part, classes, options.workers) for part in (train, test)]
-    return Dataset(images[0], images[1], classes, size=224, mean=MEAN, std=STD, margin=256 / 224, used=100)
+    images = as_images(train, options.workers), as_images(test, options.workers)
+    return Dataset(*images, tuple(train), size=224, mean=MEAN, std=STD, margin=256 / 224, used=100)

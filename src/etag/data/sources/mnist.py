@@ -13,52 +13,31 @@ from etag.data.download import Download
 from etag.data.images import MemoryImages
 from etag.data.source import DataOptions, Dataset, source
 
-PARTS = {"train": "train", "test": "t10k"}
-NAMES = tuple(f"{part}-{kind}" for part in PARTS.values() for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-
-MD5 = dict(
-    zip(
-        NAMES,
-        (
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
-        ),
-        strict=True,
-    )
-)
-
-
-FILES = (tuple(f"{name}.gz" for name in NAMES), NAMES)
-DOWNLOADS = [Download(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", MD5[name]) for name in NAMES]
+MD5 = {
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+FILES = (tuple(f"{name}.gz" for name in MD5), tuple(MD5))
+DOWNLOADS = [Download(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz", md5) for name, md5 in MD5.items()]
 
 
 @source("mnist", "70,000 handwritten digits, 28x28 gray, 10 classes (idx files)", *FILES, downloads=DOWNLOADS)
 def load(folder: Path, _options: DataOptions) -> Dataset:
     """Load the training and test images."""
-    train, test = (
-        MemoryImages(
-            _read(folder / f"{part}-images-idx3-ubyte", 3).unsqueeze(1),
-            _read(folder / f"{part}-labels-idx1-ubyte", 1).long(),
+    train, test = _images(folder, "train", "train"), _images(folder, "test", "t10k")
+    return Dataset(train, test, tuple("0123456789"), size=28, mean=(0.1307,), std=(0.3081,), flip=False)
+
+
+def _images(folder: Path, part: str, prefix: str) -> MemoryImages:
+    pixels = _read(folder / f"{prefix}-images-idx3-ubyte", 3).unsqueeze(1)
+    labels = _read(folder / f"{prefix}-labels-idx1-ubyte", 1).long()
+    if len(pixels) != len(labels):
+        raise EtagError(
+            f"{folder}: the {part} files have {len(pixels)} images but {len(labels)} labels: download them again."
         )
-        for part in PARTS.values()
-    )
-    for part, images in zip(PARTS, (train, test), strict=True):
-        if len(images.pixels) != len(images.labels):
-            raise EtagError(
-                f"{folder}: the {part} files have {len(images.pixels)} images but {len(images)} labels: download "
-                "them again."
-            )
-    return Dataset(
-        train=train,
-        test=test,
-        classes=tuple(str(digit) for digit in range(10)),
-        size=28,
-        mean=(0.1307,),
-        std=(0.3081,),
-        flip=False,
-    )
+    return MemoryImages(pixels, labels)
 
 
 def _read(file: Path, dimensions: int) -> Tensor:

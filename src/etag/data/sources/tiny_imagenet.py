@@ -1,5 +1,6 @@
 """Tiny-ImageNet in its original layout: train/CLASS/images, and val/images with a file of annotations."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from etag.core.errors import EtagError
@@ -20,12 +21,11 @@ ANNOTATIONS = "val/val_annotations.txt"
 def load(path: Path, options: DataOptions) -> Dataset:
     """List the training and validation files; the original test images have no labels."""
     train = list_classes(path / "train")
-    classes = tuple(train)
-    images = [as_images(part, classes, options.workers) for part in (train, _validation(path, classes))]
-    return Dataset(images[0], images[1], classes, size=64, mean=MEAN, std=STD)
+    images = as_images(train, options.workers), as_images(_validation(path, train), options.workers)
+    return Dataset(*images, tuple(train), size=64, mean=MEAN, std=STD)
 
 
-def _validation(path: Path, classes: tuple[str, ...]) -> Listing:
+def _validation(path: Path, classes: Iterable[str]) -> Listing:
     """Return the validation files of each class, as the annotations file lists them."""
     listing: Listing = {name: [] for name in classes}
     try:

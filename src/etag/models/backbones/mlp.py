@@ -6,10 +6,6 @@ from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.modules import Modules
 
 
-def _layer(inputs: int, outputs: int) -> list[nn.Module]:
-    return [nn.Linear(inputs, outputs), nn.ReLU()]
-
-
 class MLP(Backbone):
     """Two hidden layers of equal width, each one stage; stages return features (rows, width), not maps."""
 
@@ -18,11 +14,11 @@ class MLP(Backbone):
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.feature_size = width
-        self.stages = Modules([nn.Sequential(nn.Flatten(), *_layer(inputs, width)), self.new_stage(2)])
+        self.stages = Modules([nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU()), self.new_stage(2)])
 
-    def new_stage(self, _: int) -> nn.Sequential:
+    def new_stage(self, _number: int, _short: bool = False) -> nn.Sequential:
         """Return a new hidden layer."""
-        return nn.Sequential(*_layer(self.feature_size, self.feature_size))
+        return nn.Sequential(nn.Linear(self.feature_size, self.feature_size), nn.ReLU())
 
 
 @BACKBONES.add("mlp")

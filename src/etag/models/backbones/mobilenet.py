@@ -70,18 +70,11 @@ class MobileNetV2(Backbone):
         first = nn.Sequential(*stem, *self._blocks(width, STAGES[0]), nn.Identity())
         self.stages = Modules([first, *(self.new_stage(number) for number in range(2, len(STAGES) + 1))])
 
-    def new_stage(self, number: int) -> nn.Sequential:
-        """Return new blocks of one resolution."""
-        return self._stage(number, STAGES[number - 1] if number <= len(STAGES) else EXTRA_STAGE)
-
-    def short_stage(self, number: int) -> nn.Sequential:
-        """Return one block with the stage's last width."""
-        if number > len(STAGES):
-            return self._stage(number, (EXTRA_STAGE[0]._replace(channels=EXTRA_STAGE[-1].channels),))
-        first, last = STAGES[number - 1][0], STAGES[number - 1][-1]
-        return self._stage(number, (first._replace(channels=last.channels, blocks=1),))
-
-    def _stage(self, number: int, rows: Sequence[Row]) -> nn.Sequential:
+    def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
+        """Return new blocks of one resolution; a short stage is one block with the stage's last width."""
+        rows = STAGES[number - 1] if number <= len(STAGES) else EXTRA_STAGE
+        if short:
+            rows = (rows[0]._replace(channels=rows[-1].channels, blocks=1),)
         if number == 2 and not self.imagenet:
             rows = tuple(row._replace(stride=1) for row in rows)
         before = self._scaled(STAGES[number - 2][-1].channels) if number <= len(STAGES) else self.feature_size

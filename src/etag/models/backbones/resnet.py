@@ -32,12 +32,6 @@ class BasicBlock(nn.Module):
         return direct + shortcut
 
 
-def _stem(channels: int, width: int, imagenet: bool) -> list[nn.Module]:
-    if imagenet:
-        return [ConvNorm(channels, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    return [ConvNorm(channels, width, 3), nn.ReLU(inplace=True)]
-
-
 # names in torchvision -> names here
 STEM_NAMES = {"conv1": "stages.0.0.0", "bn1": "stages.0.0.1"}
 BLOCK_NAMES = {"conv1": "first.0", "bn1": "first.1", "conv2": "second.0", "bn2": "second.1", "downsample": "shortcut"}
@@ -52,21 +46,18 @@ class ResNet(Backbone):
         self.blocks, self.imagenet = blocks, imagenet
         self.feature_size = self.widths[-1]
         self.smallest = 2 ** (stages - 1) * (4 if imagenet else 1)
-        stem = _stem(channels, width, imagenet)
+        kernel, stride = (7, 2) if imagenet else (3, 1)
+        stem: list[nn.Module] = [ConvNorm(channels, width, kernel, stride), nn.ReLU(inplace=True)]
+        if imagenet:
+            stem.append(nn.MaxPool2d(3, 2, 1))
         self.stem_size = len(stem)
         first = nn.Sequential(*stem, *self._stage(width, width, 1, blocks))
         self.stages = Modules([first, *(self.new_stage(number) for number in range(2, stages + 1))])
 
-    def new_stage(self, number: int) -> nn.Sequential:
-        """Return a new stage of twice the width and half the side; after the last one, both stay the same."""
-        return self._later_stage(number, self.blocks)
-
-    def short_stage(self, number: int) -> nn.Sequential:
-        """Return the stage with one block only."""
-        return self._later_stage(number, 1)
-
-    def _later_stage(self, number: int, blocks: int) -> nn.Sequential:
-        before = self.widths[number - 2]
+    def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
+        """Return a new stage of twice the width and half the side, or (after the last one) of the same; a short one
+        has one block."""
+        before, blocks = self.widths[number - 2], 1 if short else self.blocks
         if number > len(self.widths):
             return self._stage(before, before, 1, blocks)
         return self._stage(before, self.widths[number - 1], 2, blocks)

@@ -28,22 +28,15 @@ class VGG11(Backbone):
         self.feature_size = self.widths[-1]
         self.stages = Modules(self.new_stage(number) for number in range(1, len(STAGES) + 1))
 
-    def new_stage(self, number: int) -> nn.Sequential:
-        """Return new convolutions and pooling; after the last stage without pooling, as one pixel may be left."""
-        return self._stage(number, STAGES[min(number, len(STAGES)) - 1][0])
-
-    def short_stage(self, number: int) -> nn.Sequential:
-        """Return the stage with one convolution only."""
-        return self._stage(number, 1)
-
-    def _stage(self, number: int, convolutions: int) -> nn.Sequential:
-        before = self.widths[number - 1]
+    def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
+        """Return new convolutions, a short stage only one, and pooling; after the last stage without pooling, as one
+        pixel may be left."""
+        before, convolutions = self.widths[number - 1], 1 if short else STAGES[min(number, len(STAGES)) - 1][0]
         if number > len(STAGES):
             return nn.Sequential(*_convolutions(before, before, convolutions))
         *layers, activation = _convolutions(before, self.widths[number], convolutions)
-        return nn.Sequential(
-            *layers, nn.MaxPool2d(2), activation
-        )  # equals pooling after the activation, and is cheaper
+        # equals pooling after the activation, and is cheaper
+        return nn.Sequential(*layers, nn.MaxPool2d(2), activation)
 
 
 @BACKBONES.add("vgg11")
