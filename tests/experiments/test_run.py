@@ -211,7 +211,7 @@ def test_features_can_be_saved_after_each_task_without_changing_the_run(small, t
         expected = last.backbone(preprocess.test(images.pixels))
     for label in (0, 1):
         rows = content["features"][content["labels"] == label]
-        np.testing.assert_allclose(rows, expected[images.labels == label].numpy(), atol=1e-5)
+        np.testing.assert_allclose(rows, expected[images.labels == label].numpy(), rtol=1e-3, atol=1e-5)  # float16
     assert not (tmp_path / "plain" / "features").exists()
 
 

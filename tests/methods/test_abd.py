@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from etag.core.outputs import Need
-from etag.losses.inversion import class_balance, confidence, roughness
+from etag.losses.inversion import class_balance, confidence, smoothness_penalty
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_the_inversion_minimizes_its_four_terms(begun):
     logits = method.solver.eval()(images, Need.LOGITS).logits
     torch.testing.assert_close(terms["confidence"], confidence(logits, 1000.0))
     torch.testing.assert_close(terms["balance"], class_balance(logits), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(terms["smoothness"], 1e-3 * roughness(images))
+    torch.testing.assert_close(terms["smoothness"], 1e-3 * smoothness_penalty(images))
     layers, found = [part for part in method.solver.backbone.modules() if isinstance(part, nn.BatchNorm2d)], []
     entering = images
     for stage in method.solver.backbone.stages:  # by hooks on a layer that does not fold
