@@ -234,9 +234,7 @@ def main() -> None:
     options = parser.parse_args()
 
     base = options.task == 0
-    method, (*_, task) = second_task(
-        options.images, options.size, options.batch, options.width, begun=options.task + 1
-    )
+    method, (*_, task) = second_task(options.images, options.size, options.batch, options.width, begun=options.task + 1)
     for module in method.parts.values():
         disturbed(module)
     phase = next(method.phases(task))

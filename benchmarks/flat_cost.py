@@ -37,11 +37,7 @@ NEW = 5  # classes of every task
 
 def stored(method: ETag) -> dict[str, int]:
     """Bytes of what is stored, by part."""
-    solver = {
-        "backbone": method.solver.backbone,
-        "head": method.solver.head,
-        "auxiliaries": method.solver.auxiliaries,
-    }
+    solver = {"backbone": method.solver.backbone, "head": method.solver.head, "auxiliaries": method.solver.auxiliaries}
     parts = solver | {"generator": method.generator.network}
     return {name: sum(value.nbytes for value in part.state_dict().values()) for name, part in parts.items()}
 

@@ -64,9 +64,7 @@ def main() -> None:
     singles = [Single(vaes, c) for c in range(options.classes)]
     features = torch.randn(options.images, FEATURES, generator=stream.generator("features"))
     print(f"{options.images} images, {options.classes} classes, one thread, {options.rounds} rounds\n")
-    print(
-        "| samples | one at a time, s: fastest (median) | at once, s: fastest (median) | ratio: fastest (medians) |"
-    )
+    print("| samples | one at a time, s: fastest (median) | at once, s: fastest (median) | ratio: fastest (medians) |")
     print("|---|---|---|---|")
     for samples in (1, 10):
         noise = torch.randn(samples, LATENT, generator=stream.generator("noise"))

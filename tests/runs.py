@@ -26,9 +26,7 @@ def small_config(method, **more):
 
 def tensors(method):
     """Everything a method stores, by role and name."""
-    return {
-        f"{role}.{name}": value for role, part in method.parts.items() for name, value in part.state_dict().items()
-    }
+    return {f"{role}.{name}": value for role, part in method.parts.items() for name, value in part.state_dict().items()}
 
 
 def outcome(path):

@@ -117,9 +117,7 @@ def method_keys(name: str) -> list[str]:
         if "fidelity" in key or " (" in key:
             continue
         found.append(key)
-    generators = (
-        groups_in(options.model_fields["generator"].annotation) if "generator" in options.model_fields else []
-    )
+    generators = groups_in(options.model_fields["generator"].annotation) if "generator" in options.model_fields else []
     for kind in generators[1:]:  # keys of other generators than the default one
         default = {f"method.generator.{field}" for field in generators[0].model_fields}
         found = [key for key in found if not (key in _keys(kind, "method.generator.") and key not in default)]
@@ -155,9 +153,7 @@ def page() -> str:
     (fidelity,) = groups_in(METHODS["etag"].Options.model_fields["fidelity"].annotation)
     assert fidelity is FidelityOptions
     variants = [name for name in METHODS if not METHODS[name].is_embedded and not METHODS[name].has_embedded_variant]
-    lines = [
-        f"- `{name}`: {METHODS[name].info.summary}; {_preset(METHODS[name].Options.preset)}" for name in variants
-    ]
+    lines = [f"- `{name}`: {METHODS[name].info.summary}; {_preset(METHODS[name].Options.preset)}" for name in variants]
     parts.append("## Variants\n\n" + "\n".join(line for line in lines if not line.startswith("- `etag`")))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
     from etag.app.estimator import IncrementalClassifier
     from etag.core.errors import EtagError
 
-_MODULES = {
-    "run": "etag.app.api",
-    "IncrementalClassifier": "etag.app.estimator",
-    "EtagError": "etag.core.errors",
-}
+_MODULES = {"run": "etag.app.api", "IncrementalClassifier": "etag.app.estimator", "EtagError": "etag.core.errors"}
 
 
 def __getattr__(name: str) -> Any:

@@ -111,8 +111,7 @@ def test_a_folder_that_changes_while_it_is_read(tmp_path, monkeypatch, memory):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--method", "gfr"], ["--seed", "3"], ["--set", "model.width=8"], ["--set", "data.size=16"]],
+    "words", [["--method", "gfr"], ["--seed", "3"], ["--set", "model.width=8"], ["--set", "data.size=16"]]
 )
 def test_a_model_keeps_what_it_started_with(copied, digits_folder, words):
     assert "a model keeps what it started with" in refused(

@@ -53,11 +53,7 @@ def test_loading_a_classifier_builds_no_method_and_reads_about_json_once(copied,
     def never(*_, **__):
         raise AssertionError("no method may be built or looked up")
 
-    for owner, name in (
-        (model_directory, "create_method"),
-        (config, "create_method"),
-        (MethodRegistry, "__getitem__"),
-    ):
+    for owner, name in ((model_directory, "create_method"), (config, "create_method"), (MethodRegistry, "__getitem__")):
         monkeypatch.setattr(owner, name, never)
     reads, read_text = [], Path.read_text
     monkeypatch.setattr(
@@ -107,9 +103,7 @@ def test_predictions_in_all_forms_from_files_folders_patterns_and_lists(learned,
 def test_files_that_cannot_be_read_do_not_stop_the_rest(learned, digits_folder, tmp_path):
     good = list_images(digits_folder("test", range(5), first=100, count=20))[:2]
     (tmp_path / "bad.png").write_bytes(b"no image at all")
-    done = etag(
-        "predict", learned, good[0], tmp_path / "bad.png", tmp_path / "missing.png", good[1], "--format", "csv"
-    )
+    done = etag("predict", learned, good[0], tmp_path / "bad.png", tmp_path / "missing.png", good[1], "--format", "csv")
     assert done.returncode == 1
     assert [row["path"] for row in csv.DictReader(io.StringIO(done.stdout))] == good
     assert f"{tmp_path / 'bad.png'} cannot be read: not an image." in done.stderr

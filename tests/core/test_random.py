@@ -23,14 +23,7 @@ def test_a_name_can_be_given_at_once_or_in_steps():
 
 
 def test_every_part_of_the_key_counts():
-    keys = [
-        ("solver", 1, 2),
-        ("generator", 1, 2),
-        ("solver", 2, 2),
-        ("solver", 1, 3),
-        ("solver", 2, 1),
-        ("solver", 12),
-    ]
+    keys = [("solver", 1, 2), ("generator", 1, 2), ("solver", 2, 2), ("solver", 1, 3), ("solver", 2, 1), ("solver", 12)]
     keys += [("solver", "1", 2), ("solver",), ()]
     drawn = [tuple(numbers(Stream.root(seed).child(*key)).tolist()) for key in keys for seed in (0, 1)]
     assert len(set(drawn)) == len(drawn)

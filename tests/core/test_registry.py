@@ -16,9 +16,7 @@ def animals(tmp_path, monkeypatch):
     """A registry, and a package of two modules that register themselves in it."""
     package = tmp_path / "animals"
     package.mkdir()
-    (package / "__init__.py").write_text(
-        "from etag.core.registry import Registry\nZOO = Registry('animal', 'animals')"
-    )
+    (package / "__init__.py").write_text("from etag.core.registry import Registry\nZOO = Registry('animal', 'animals')")
     for file, name in (("barking", "dog"), ("mewing", "cat")):
         (package / f"{file}.py").write_text(f"from animals import ZOO\nZOO.add('{name}')('a {name}')")
     monkeypatch.syspath_prepend(tmp_path)

@@ -76,9 +76,7 @@ def stored(directory):
     files = {path.stem for path in (directory.path / "tensors").iterdir()}
     about = json.loads((directory.versions / str(directory.model.version) / "about.json").read_text())
     assert files == {name for part in about["tensors"].values() for name in part.values()}, "files are left"
-    return {
-        f"{role}.{name}": value for role, part in method.parts.items() for name, value in part.state_dict().items()
-    }
+    return {f"{role}.{name}": value for role, part in method.parts.items() for name, value in part.state_dict().items()}
 
 
 def assert_same(left, right):

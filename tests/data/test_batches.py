@@ -164,9 +164,7 @@ def test_images_in_files_give_the_same_batches_as_in_memory(files_and_memory, wo
     """With 21 unshuffled images in batches of 20, the second process has no row of the last batch."""
     for rank in range(world):
         placement = Placement(rank=rank, world=world)
-        files, memory = (
-            ImageBatches(images, COLOR, size, STREAM, placement, **options) for images in files_and_memory
-        )
+        files, memory = (ImageBatches(images, COLOR, size, STREAM, placement, **options) for images in files_and_memory)
         assert len(files) == len(memory)
         for from_files, from_memory in zip(files.epoch(1), memory.epoch(1), strict=True):
             assert torch.equal(from_files.inputs, from_memory.inputs)

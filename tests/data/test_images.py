@@ -62,9 +62,7 @@ def files_and_pixels(tmp_path_factory, picture):
 @pytest.fixture
 def images(files_and_pixels):
     """images(workers) -> the ten files as a set, labeled 100, 101, ..."""
-    return lambda workers=0: FileImages(
-        np.array(files_and_pixels[0]), torch.arange(100, 110), side=8, workers=workers
-    )
+    return lambda workers=0: FileImages(np.array(files_and_pixels[0]), torch.arange(100, 110), side=8, workers=workers)
 
 
 @pytest.fixture

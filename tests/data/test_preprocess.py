@@ -7,9 +7,7 @@ from etag.data.preprocess import Preprocess, random_crop, resized_crop
 
 
 def noise(count, channels, size, seed=0):
-    return torch.from_numpy(
-        np.random.default_rng(seed).integers(0, 256, (count, channels, size, size), dtype=np.uint8)
-    )
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (count, channels, size, size), dtype=np.uint8))
 
 
 def cropped(image, size, padding, down, right, mirror):

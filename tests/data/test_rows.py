@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etag.data.rows import first_rows_per_class, hold_out_rows
+from etag.data.rows import first_rows_per_class, hold_out_rows, pick_rows
 
 # -- hold_out_rows ---------------------------------------------------------------------------------
 
@@ -50,3 +50,15 @@ def test_first_rows_per_class_returns_the_first_rows_of_each_class(count, rows):
 def test_first_rows_per_class_equals_a_naive_count(labels, count):
     expected = [row for row, label in enumerate(labels) if labels[:row].count(label) < count]
     assert first_rows_per_class(torch.tensor(labels, dtype=torch.long), count).tolist() == expected
+
+
+LABELS = torch.tensor([2, 0, 1, 0, 2, 2, 0, 1, 1, 2])
+
+
+@pytest.mark.parametrize(("limit", "each"), [(3, 1), (6, 2), (8, 2), (9, 3)])
+def test_as_many_rows_of_each_class_as_the_limit_allows(limit, each):
+    rows = pick_rows(LABELS, limit)
+    assert len(rows) <= limit
+    for label in range(3):
+        of_class = [row for row, y in enumerate(LABELS.tolist()) if y == label]
+        assert [row for row in rows.tolist() if LABELS[row] == label] == of_class[:each]

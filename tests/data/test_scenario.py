@@ -276,9 +276,7 @@ def test_train_and_test_per_class_use_the_first_images_of_each_class():
         for part, count in (("train", 7), ("test", 3)):
             images, source = getattr(task, part), getattr(full, part)
             for label in range(task.old, task.seen):
-                assert torch.equal(
-                    images.pixels[images.labels == label], source.pixels[source.labels == label][:count]
-                )
+                assert torch.equal(images.pixels[images.labels == label], source.pixels[source.labels == label][:count])
 
 
 def test_a_limit_above_the_number_of_images_changes_nothing():

@@ -128,12 +128,7 @@ def rows_of(views, images):
 
 # -- jigsaw ----------------------------------------------------------------------------------------
 
-PIXELS = [
-    [1, 2, 3, 4],
-    [5, 6, 7, 8],
-    [9, 10, 11, 12],
-    [13, 14, 15, 16],
-]
+PIXELS = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]
 
 
 def test_jigsaw_moves_quarters_of_an_image():
@@ -175,9 +170,7 @@ def test_colors_are_all_six_orders_of_three_channels_with_the_image_first():
 
 @pytest.mark.parametrize("channels", [1, 4])
 def test_colors_of_images_without_three_channels_are_an_error(channels):
-    with pytest.raises(
-        EtagError, match=rf"need images with 3 channels, but these have {channels}: .*embedding\.views"
-    ):
+    with pytest.raises(EtagError, match=rf"need images with 3 channels, but these have {channels}: .*embedding\.views"):
         COLORS.check(channels, 8)
     COLORS.check(3, 7)
 

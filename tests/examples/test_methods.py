@@ -44,17 +44,7 @@ print(json.dumps({"refused": refused, "before": before, "new": found, "after": a
 def test_an_example_learns_and_its_model_predicts_and_learns_on(tmp_path, file, name):
     words = [word for setting in SMALL for word in ("--set", setting)]
     done = etag(
-        "run",
-        "--plugin",
-        EXAMPLES / file,
-        "--method",
-        name,
-        "--split",
-        "b4-3x2",
-        *words,
-        "--out",
-        "run",
-        cwd=tmp_path,
+        "run", "--plugin", EXAMPLES / file, "--method", name, "--split", "b4-3x2", *words, "--out", "run", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -76,17 +76,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("left", [0, pytest.param(40_000, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_loses_nothing(small_disk, left):
-    words = [
-        "run",
-        "--method",
-        "fine",
-        "--set",
-        "model.width=4",
-        "--set",
-        "runtime.checkpoint_every=0",
-        "--out",
-        "run",
-    ]
+    words = ["run", "--method", "fine", "--set", "model.width=4", "--set", "runtime.checkpoint_every=0", "--out", "run"]
     process = start(small_disk, *words)
     wait_for(small_disk / "run" / "work" / "checkpoints" / "checkpoint-1.json", process)
     process.kill()

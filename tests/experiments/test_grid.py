@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from etag.cli import app
 from etag.core.errors import EtagError
+from etag.core.files import locked
 from etag.experiments import recipes
 from etag.experiments.bench import Bench, RunStatus, estimates
 from etag.experiments.grid import Grid
@@ -221,8 +222,7 @@ def test_estimates_cover_all_seeds_and_share_measurements(tmp_path):
 
 
 def test_a_second_bench_in_the_same_store_is_refused(tmp_path):
-    first = Bench(Grid.load(grid_file(tmp_path)), tmp_path / "store", tmp_path / "results")
-    with first._locked(), pytest.raises(EtagError, match="another `etag bench` works"):
+    with locked(tmp_path / "store" / ".lock", "busy"), pytest.raises(EtagError, match="another `etag bench` works"):
         bench(tmp_path, grid_file(tmp_path))
 
 
@@ -261,8 +261,8 @@ def test_the_recorded_grid_has_the_notice_and_all_planned_runs(tmp_path):
     file.write_text("# a comment\n" + file.read_text())
     first = Bench(Grid.load(str(file)), tmp_path / "store", tmp_path / "results")
     first.planned = first.grid.all_runs()
-    with first._locked():  # nothing has been run yet
-        content = recorded(tmp_path)
+    first._write_grid()  # nothing has been run yet
+    content = recorded(tmp_path)
     assert content["notice"] == "Withdrawn: the lengths differ."
     assert content["bench"]["runs"] == [
         "b2-1x2/fine-bad-seed0",
@@ -388,7 +388,7 @@ class Process:
 def test_runs_share_out_the_visible_devices(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-77aa")
-    monkeypatch.setattr("etag.experiments.local_workers.subprocess.Popen", Process)
+    monkeypatch.setattr("etag.experiments.local_workers.Popen", Process)
     (run,) = Grid.load(grid_file(tmp_path)).all_runs()
     workers = LocalWorkers(3)
     first, second = (workers.start(run, tmp_path / "run") for _ in range(2))

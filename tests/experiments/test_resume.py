@@ -167,9 +167,7 @@ def test_a_result_that_was_saved_but_not_put_in_force_leaves_nothing_behind(smal
     assert_same(tmp_path / "whole", tmp_path / "run")
     directory = ModelDirectory(tmp_path / "run")
     assert directory.versions == directory.pinned_versions == [directory.version]
-    assert len(list((tmp_path / "run" / "tensors").iterdir())) == len(
-        list((tmp_path / "whole" / "tensors").iterdir())
-    )
+    assert len(list((tmp_path / "run" / "tensors").iterdir())) == len(list((tmp_path / "whole" / "tensors").iterdir()))
 
 
 @pytest.mark.parametrize(("features", "tasks"), [("none", []), ("last", [3]), ("every", [1, 2, 3])])

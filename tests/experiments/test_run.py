@@ -191,7 +191,7 @@ def test_the_source_of_frozen_features_is_printed_with_every_result(small, metho
     metrics = run(small(method, **steps), tmp_path / "run", verbose=True)
     assert metrics["remarks"] == {"features": "a frozen backbone, trained on the base task"}
     assert "features: a frozen backbone, trained on the base task." in capsys.readouterr().out
-    for page in (write_run_report(tmp_path / "run"), write_comparison([tmp_path / "run"], tmp_path / "page.html")):
+    for page in (write_run_report(tmp_path / "run"), write_comparison([tmp_path / "run"], tmp_path / "page.html")[0]):
         assert "a frozen backbone, trained on the base task" in page.read_text()
 
 

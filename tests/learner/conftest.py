@@ -36,9 +36,7 @@ class Course:
             method, about = self.directory.load_learner(self.runtime.placement)
         else:
             config = LearnerConfig.from_plain(self.config.plain()).plain()
-            about = About(
-                config, self.preprocess, self.scenario.channels, expected_classes=len(self.scenario.classes)
-            )
+            about = About(config, self.preprocess, self.scenario.channels, expected_classes=len(self.scenario.classes))
             method = self.new_method()
         return Learner(method, self.runtime, self.directory, about, callbacks, **named)
 

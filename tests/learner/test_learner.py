@@ -55,9 +55,7 @@ def test_learning_saves_a_version_and_returns_the_evaluation(course):
     assert (lesson.kind, lesson.images, lesson.evaluation) == ("learn", 40, evaluation)
     learner.learn(made.scenario.tasks[1], made.plan(1))
     about = made.directory.about()
-    assert [lesson.evaluation.confusion == [] for lesson in about.history] == [True, False], (
-        "only the latest is stored"
-    )
+    assert [lesson.evaluation.confusion == [] for lesson in about.history] == [True, False], "only the latest is stored"
     assert about.history[1].evaluation.accuracies == pytest.approx(about.history[1].evaluation.accuracies)
     assert len(about.history[1].evaluation.accuracies) == 2
     assert not made.directory.work.exists()

@@ -208,9 +208,7 @@ def test_a_directory_where_nothing_was_learned_is_removed(tmp_path):
 @pytest.mark.parametrize("name", ["cat", 3, 2.5, True, None, ("a", 1), (("a", None), 2)])
 def test_class_names_survive(saved, name):
     about = ModelDirectory(saved).about()
-    changed = About.from_plain(
-        json.loads(json.dumps(about.__class__(**about.__dict__ | {"classes": (name,)}).plain()))
-    )
+    changed = About.from_plain(json.loads(json.dumps(about.__class__(**about.__dict__ | {"classes": (name,)}).plain())))
     assert changed.classes == (name,)
     assert type(changed.classes[0]) is type(name)
 

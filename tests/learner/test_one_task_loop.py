@@ -13,18 +13,14 @@ FILES = sorted(SOURCE.rglob("*.py"))
 def lines_with(pattern):
     """(file, number of lines) for each file with lines that match."""
     counts = {
-        str(file.relative_to(SOURCE)): len(
-            [line for line in file.read_text().splitlines() if re.search(pattern, line)]
-        )
+        str(file.relative_to(SOURCE)): len([line for line in file.read_text().splitlines() if re.search(pattern, line)])
         for file in FILES
     }
     return {file: count for file, count in counts.items() if count}
 
 
 def test_a_task_begins_in_one_place():
-    outside = {
-        file: count for file, count in lines_with(r"\.begin_task\(").items() if not file.startswith("methods/")
-    }
+    outside = {file: count for file, count in lines_with(r"\.begin_task\(").items() if not file.startswith("methods/")}
     assert outside == {"learner/learner.py": 1}
 
 

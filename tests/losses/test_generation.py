@@ -69,8 +69,7 @@ def test_reparameterize_passes_gradients():
 
 
 @pytest.mark.parametrize(
-    ("half", "per_row", "factor"),
-    [(True, True, 1 / 8), (False, True, 1 / 4), (True, False, 0.5), (False, False, 1)],
+    ("half", "per_row", "factor"), [(True, True, 1 / 8), (False, True, 1 / 4), (True, False, 0.5), (False, False, 1)]
 )
 def test_squared_error_in_all_its_forms(naive, half, per_row, factor):
     generated, target = numbers(4, 6), numbers(4, 6, key="b")

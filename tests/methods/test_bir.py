@@ -110,9 +110,7 @@ def test_adam_continues_where_the_last_task_ended(lab):
     optimizer_state = laboratory.method.optimizer_state.state_dict()
     steps = {value.item() for name, value in optimizer_state.items() if name.endswith(":step")}
     assert steps == {3.0}
-    mean = laboratory.method.optimizer_state.of("network.prior.means", laboratory.method.network.prior.means)[
-        "exp_avg"
-    ]
+    mean = laboratory.method.optimizer_state.of("network.prior.means", laboratory.method.network.prior.means)["exp_avg"]
     assert mean.shape == (3, 3)
     laboratory.begin(1)
     grown = laboratory.method.optimizer_state.of("network.prior.means", laboratory.method.network.prior.means)[

@@ -238,10 +238,7 @@ def test_equation_8_is_a_plain_sum(lab):
     [
         ({}, {"ce": 1, "replay": 1.5, "l2": 1.5, "kl": 1.5}),  # three old classes, two new ones
         ({"fidelity": {"normalize_ce": True}}, {"ce": 1 / 2.5, "replay": 1.5 / 2.5, "l2": 1.5, "kl": 1.5}),
-        (
-            {"lambda_ce": 5.0, "fidelity": {"normalize_ce": True}},
-            {"ce": 1 / 6, "replay": 5 / 6, "l2": 1.5, "kl": 1.5},
-        ),
+        ({"lambda_ce": 5.0, "fidelity": {"normalize_ce": True}}, {"ce": 1 / 6, "replay": 5 / 6, "l2": 1.5, "kl": 1.5}),
         ({"lambda_ce": 5.0, "lambda_l2": 2.0}, {"ce": 1, "replay": 5, "l2": 2, "kl": 1.5}),
         ({"lambda_ce": 0.0, "fidelity": {"normalize_ce": True}}, {"ce": 1, "replay": 0, "l2": 1.5, "kl": 1.5}),
     ],
@@ -379,9 +376,7 @@ def test_old_and_new_class_rows_both_learn(lab, snapshot):
     before = snapshot(laboratory.method.solver.head)
     laboratory.engine.train(next(laboratory.method.phases(laboratory.task(1))))
     assert len(before) == 4
-    assert all(
-        not torch.equal(value, before[key]) for key, value in laboratory.method.solver.head.state_dict().items()
-    )
+    assert all(not torch.equal(value, before[key]) for key, value in laboratory.method.solver.head.state_dict().items())
 
 
 def test_a_task_is_solver_then_features_then_generator(lab):

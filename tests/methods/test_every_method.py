@@ -140,11 +140,7 @@ EQUAL = {
         "fine",
         {"method.head.kind": "cosine", "method.exemplars.per_class": 6},
     ),
-    "gfr": (
-        {"method.lambda_l2": 0, "method.lambda_ce": 0, "method.batch_norm": "train"},
-        "fine",
-        {},
-    ),
+    "gfr": ({"method.lambda_l2": 0, "method.lambda_ce": 0, "method.batch_norm": "train"}, "fine", {}),
     **{name: ({"method.embedding": None}, name[1:], {}) for name in PAPER if METHODS[name].is_embedded},
     "etag": ({"method.embedding": None, "method.guidance": False}, "gfr", {}),
     "b1": ({}, "gfr", {}),
@@ -221,11 +217,7 @@ BAD = [
     ("etag", {"method.embedding.views_per_image": 5}, "views_per_image=5 is too many: rotation has 4 views"),
     ("epass", {"method.embedding.views_per_image": 9}, "views_per_image=9 is too many: rotation has 4 views"),
     ("b0", {"method.embedding.views_per_image": 2}, "views_per_image=2 is too many: none has 1"),
-    (
-        "lwm",
-        {"model.backbone": "mlp"},
-        "lwm needs the maps of a convolutional backbone",
-    ),
+    ("lwm", {"model.backbone": "mlp"}, "lwm needs the maps of a convolutional backbone"),
     ("podnet", {"model.backbone": "mlp"}, "podnet needs the maps of a convolutional backbone"),
     ("lwm", {"method.stage": 4}, "attention needs a map of more than one pixel"),
     (

@@ -28,9 +28,7 @@ def learned(lab):
 
 def tensors(method):
     """Everything that a method stores from task to task, by role and name."""
-    return {
-        f"{role}.{name}": value for role, part in method.parts.items() for name, value in part.state_dict().items()
-    }
+    return {f"{role}.{name}": value for role, part in method.parts.items() for name, value in part.state_dict().items()}
 
 
 @pytest.mark.parametrize("name", FREE)

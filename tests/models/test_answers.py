@@ -187,9 +187,7 @@ def test_likelihoods_are_those_of_each_class_on_scaled_features():
     scaled = rule.scale(features)
     apart = [vaes.log_likelihoods(scaled, torch.zeros(1, 2)) for vaes in rule.classes]
     assert torch.equal(scores, torch.cat(apart, dim=1))
-    assert not torch.equal(
-        scores, torch.cat([v.log_likelihoods(features, torch.zeros(1, 2)) for v in rule.classes], 1)
-    )
+    assert not torch.equal(scores, torch.cat([v.log_likelihoods(features, torch.zeros(1, 2)) for v in rule.classes], 1))
 
 
 def test_sampled_likelihoods_use_the_same_draws_every_time():

@@ -88,8 +88,7 @@ def test_residuals_give_generated_features_the_mean_and_covariance_of_real_ones(
     generated = torch.full((4000, 3), 4.0)  # a decoder that generates a constant feature
     residuals = Residuals(3)
     residuals.learn(
-        torch.stack([(rows - generated).mean(0) for rows in real]),
-        torch.stack([rows.T.cov() for rows in real]).mean(0),
+        torch.stack([(rows - generated).mean(0) for rows in real]), torch.stack([rows.T.cov() for rows in real]).mean(0)
     )
     for label, rows in enumerate(real):
         labels = torch.full((4000,), label)

@@ -93,13 +93,7 @@ PARTS = {
     "raw_stages": Need.STAGES,
     "auxiliary": Need.AUXILIARY,
 }
-NEEDS = [
-    Need.NOTHING,
-    *Need,
-    Need.LOGITS | Need.AUXILIARY,
-    Need.FEATURE | Need.LOGITS | Need.AUXILIARY,
-    ~Need.NOTHING,
-]
+NEEDS = [Need.NOTHING, *Need, Need.LOGITS | Need.AUXILIARY, Need.FEATURE | Need.LOGITS | Need.AUXILIARY, ~Need.NOTHING]
 
 
 @pytest.mark.parametrize("show", [lambda images: images, turned, partly_turned], ids=["images", "all", "some"])
@@ -193,8 +187,7 @@ def test_auxiliaries_train_the_backbone():
     made = solver()
     torch.stack([logits.sum() for logits in made(IMAGES, Need.AUXILIARY).auxiliary]).sum().backward()
     moved = [
-        any(p.grad is not None and p.grad.abs().sum() > 0 for p in stage.parameters())
-        for stage in made.backbone.stages
+        any(p.grad is not None and p.grad.abs().sum() > 0 for p in stage.parameters()) for stage in made.backbone.stages
     ]
     assert moved == [True, True, True, False]
 
@@ -375,9 +368,7 @@ def test_other_views_are_normalized_among_themselves_and_come_back_in_their_plac
     picked = range(len(shown.inputs)) if shown.selected is None else shown.selected.tolist()
     said = made(shown, need)
     x = shown.inputs.clone()
-    for stage, auxiliary, logits in zip(
-        reference.backbone.stages, reference.auxiliaries, said.auxiliary, strict=True
-    ):
+    for stage, auxiliary, logits in zip(reference.backbone.stages, reference.auxiliaries, said.auxiliary, strict=True):
         x = torch.cat([stage(x[:5]), stage(x[5:])])
         torch.testing.assert_close(logits, auxiliary(torch.stack([x[row] for row in picked])))
     if need & Need.VIEW_FEATURES:

@@ -284,9 +284,7 @@ def test_a_method_loads_its_weights_and_is_rebuilt_without_them(method, disturb,
     file = tmp_path / "model.safetensors"
     method_with_weights = method(write(saved.state_dict(prefix="solver."), file))
     others = {
-        name: value
-        for name, value in snapshot(method_with_weights.solver).items()
-        if not name.startswith("backbone.")
+        name: value for name, value in snapshot(method_with_weights.solver).items() if not name.startswith("backbone.")
     }
     assert not same(method_with_weights.solver.backbone, saved.backbone.state_dict())
     report = method_with_weights.load_weights()

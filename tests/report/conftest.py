@@ -46,12 +46,7 @@ def write_run(
 
 
 def random_metrics(
-    rng: np.random.Generator,
-    method: str,
-    split: str,
-    classes: tuple[int, ...],
-    seed: int,
-    names: list[str] | None,
+    rng: np.random.Generator, method: str, split: str, classes: tuple[int, ...], seed: int, names: list[str] | None
 ) -> dict[str, Any]:
     tasks, total = len(classes), sum(classes)
     rows = [[(0.97 - 0.005 * u) * LEFT.get(method, 0.8) ** (t - u) for u in range(t + 1)] for t in range(tasks)]

@@ -78,6 +78,4 @@ def test_the_margin_uses_students_quantile(seeds, quantile):
     ours = {seed: float(seed % 2) for seed in range(seeds)}
     found = paired(ours, dict.fromkeys(ours, 0.0))
     assert found.margin * math.sqrt(seeds) / found.difference.deviation == pytest.approx(quantile, abs=6e-4)
-    assert found.interval == pytest.approx(
-        (found.difference.mean - found.margin, found.difference.mean + found.margin)
-    )
+    assert found.interval == pytest.approx((found.difference.mean - found.margin, found.difference.mean + found.margin))

@@ -11,14 +11,14 @@ from tests.report.conftest import write_features, write_run
 from tests.report.test_page import check_stands_alone, read
 from typer.testing import CliRunner
 
-from etag.cli import _print_summary, app
+from etag.cli import app
 from etag.core.errors import EtagError
-from etag.evaluation.metrics import METRICS
+from etag.evaluation.metrics import METRICS, stored_summary
 from etag.experiments.grid import Grid
 from etag.experiments.paper import printed
 from etag.report import results, studies
 from etag.report.collection import named_runs, read_collection
-from etag.report.comparison_page import write_collection, write_curves
+from etag.report.comparison_page import write_comparison, write_curves
 
 A = {  # by method: A of each seed
     "joint": (0.80, 0.82, 0.81),
@@ -318,7 +318,7 @@ def test_the_page_stands_alone_with_its_files_beside_it(parts, tmp_path):
         for task, classes in enumerate((4, 7, 10), start=1):
             write_features(parts / "b4-2x3" / f"{method}-seed0", task, classes)
     out = tmp_path / "out" / "report.html"
-    path, found = write_collection([parts], out)
+    path, found = write_comparison([parts], out)
     page = check_stands_alone(path)
     assert len(found.runs) == 37
     for words in (
@@ -377,7 +377,7 @@ def read_csv(path):
 def test_any_methods_have_results_and_curves(tmp_path, methods):
     for label in methods:
         write_run(tmp_path / "runs" / f"{label}-seed0", label.split("-")[0], optional=False)
-    page = read(write_collection([tmp_path / "runs"], tmp_path / "report.html")[0])
+    page = read(write_comparison([tmp_path / "runs"], tmp_path / "report.html")[0])
     assert f"Comparison of runs · {len(methods)} run" in page.text
     rows = read_csv(tmp_path / "tables" / "results-digits-b5-5x1.csv")
     assert len(rows) == len(methods)
@@ -390,7 +390,7 @@ def test_any_methods_have_results_and_curves(tmp_path, methods):
 def test_curves_of_many_variants_are_spread_over_figures(put_run, tmp_path):
     for label in ["fine", "etag", *(f"etag-v{number}" for number in range(12))]:
         put_run(EQUAL, label, 0)
-    write_collection([tmp_path / "mini"], tmp_path / "report.html")
+    write_comparison([tmp_path / "mini"], tmp_path / "report.html")
     drawn = {
         kind: {row["curve"] for row in read_csv(tmp_path / "figures" / f"{kind}-digits-b0-2x5.csv")}
         for kind in ("accuracy", "variants-etag")
@@ -401,7 +401,7 @@ def test_curves_of_many_variants_are_spread_over_figures(put_run, tmp_path):
 
 def test_sections_without_content_are_left_out(tmp_path):
     write_run(tmp_path / "runs" / "etag-seed0", optional=False)
-    page = read(write_collection([tmp_path / "runs"], tmp_path / "report.html")[0])
+    page = read(write_comparison([tmp_path / "runs"], tmp_path / "report.html")[0])
     for title in ("minus each other", "Features", "Agreement", "planned run", "Notice"):
         assert title not in page.text
     assert "Provenance" in page.text
@@ -413,18 +413,16 @@ def test_a_notice_and_missing_runs_stand_at_the_top(put_run, tmp_path):
         "summary: a small grid\nsplits: [b0-2x5]\nmethods: [etag, mas]\nseeds: [0, 7]\n"
         'notice: "Do not read a <ranking> from this."\n'
     )
-    text = read(write_collection([tmp_path / "mini"], tmp_path / "report.html")[0]).text
+    text = read(write_comparison([tmp_path / "mini"], tmp_path / "report.html")[0]).text
     assert "3 planned runs of mini are missing b0-2x5/mas-seed0, b0-2x5/etag-seed7, b0-2x5/mas-seed7" in text
     assert "Notice. Do not read a <ranking> from this." in text
-    assert (
-        text.index("Notice.") < text.index("a small grid") < text.index("eTag reaches") < text.index("planned runs")
-    )
+    assert text.index("Notice.") < text.index("a small grid") < text.index("eTag reaches") < text.index("planned runs")
 
 
 def test_a_known_grid_is_repeated_by_its_name(tmp_path):
     write_run(tmp_path / "smoke" / "etag-seed0", optional=False)
     (tmp_path / "smoke" / "grid.yaml").write_text("methods: [etag]\n")
-    page = read(write_collection([tmp_path / "smoke"], tmp_path / "report.html")[0])
+    page = read(write_comparison([tmp_path / "smoke"], tmp_path / "report.html")[0])
     assert "etag bench smoke " in page.text
 
 
@@ -460,9 +458,10 @@ def test_curves_alone_are_of_one_split(parts, tmp_path):
         write_curves([parts], tmp_path / "curves.svg")
 
 
-def test_the_summary_on_the_command_line_has_every_metric(capsys):
-    _print_summary({"accuracy_matrix": [[0.5, None], [0.25, 0.75]], "classes_per_task": [1, 1], "A_plain": 0.125})
-    text = capsys.readouterr().out
-    assert all(metric.name in text for metric in METRICS)
-    assert "12.50%" in text, "what is stored is printed"
-    assert "25.00%" in text, "what an older run lacks is computed: F_plain"
+def test_every_metric_is_stored_or_computed():
+    values = stored_summary(
+        {"accuracy_matrix": [[0.5, None], [0.25, 0.75]], "classes_per_task": [1, 1], "A_plain": 0.125}
+    )
+    assert values.keys() == {metric.name for metric in METRICS}
+    assert values["A_plain"] == 0.125, "what is stored counts"
+    assert values["F_plain"] == 0.25, "what an older run lacks is computed"

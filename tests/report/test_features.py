@@ -2,10 +2,12 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 from tests.report.conftest import write_features
 
 from etag.core.errors import EtagError
-from etag.report.features import POINTS, embeddings, read_features, saved_tasks
+from etag.core.random import Stream
+from etag.report.features import LEAST_ROWS, POINTS, embeddings, read_features, tsne
 from etag.report.records import read_run
 
 
@@ -21,7 +23,6 @@ def test_features_are_embedded_for_the_tasks_asked_for(make_run):
     for task, classes in ((1, 5), (2, 6), (6, 10)):
         write_features(run, task, classes)
     record = read_run(run, logs=False)
-    assert saved_tasks(record) == [1, 2, 6]
     found = embeddings(record, [1, 6])
     assert {task: len(one.points) for task, one in found.items()} == {1: 10, 6: 20}
     assert sorted(set(found[6].labels)) == list(range(10))
@@ -30,7 +31,6 @@ def test_features_are_embedded_for_the_tasks_asked_for(make_run):
 
 def test_runs_without_features_have_none(make_run):
     record = read_run(make_run(), logs=False)
-    assert saved_tasks(record) == []
     assert embeddings(record, [1]) == {}
 
 
@@ -93,3 +93,29 @@ def test_damaged_files_end_in_one_sentence(tmp_path):
         file.write_bytes(content)
         with pytest.raises(EtagError, match=r"task-001\.npz cannot be used: .*remove the file, or repeat the run\.$"):
             read_features(file, classes=10)
+
+
+# -- t-SNE ---------------------------------------------------------------------------------------
+
+
+def test_clusters_that_are_far_apart_stay_apart():
+    labels = torch.arange(30) % 3
+    noise = torch.randn(30, 5, generator=Stream.root(0).generator())
+    plane = torch.tensor(tsne(100 * torch.eye(5)[labels] + noise, seed=0))
+    assert plane.shape == (30, 2)
+    distances = torch.cdist(plane, plane).fill_diagonal_(torch.inf)
+    assert torch.equal(labels[distances.argmin(1)], labels)
+
+
+def test_the_points_are_the_same_for_the_same_seed():
+    features = torch.randn(12, 4, generator=Stream.root(0).generator())
+    assert tsne(features, seed=1) == tsne(features, seed=1)
+
+
+def test_the_least_number_of_rows_is_enough():
+    assert len(tsne(torch.eye(LEAST_ROWS), seed=0)) == LEAST_ROWS
+
+
+def test_equal_rows_and_single_features_have_points_too():
+    assert tsne(np.ones((5, 3)), seed=0) == [[0.0, 0.0]] * 5
+    assert np.isfinite(tsne(np.arange(6.0).reshape(6, 1), seed=0)).all()

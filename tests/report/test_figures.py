@@ -23,10 +23,7 @@ def words(axes) -> list[str]:
 
 
 def test_curves_are_in_percent_with_names_as_they_are():
-    curves = [
-        figures.Curve("$a_1$", [0.9, 0.5], STYLE, [0.0, 0.1]),
-        figures.Curve("_b", [0.8, 0.7], STYLE, light=True),
-    ]
+    curves = [figures.Curve("$a_1$", [0.9, 0.5], STYLE, [0.0, 0.1]), figures.Curve("_b", [0.8, 0.7], STYLE, light=True)]
     figure = draw(figures.accuracy_curves([5, 10], curves))
     (axes,) = figure.axes
     first, second = axes.get_lines()
@@ -69,10 +66,7 @@ def test_numbers_of_a_large_accuracy_matrix_stay_legible_or_go(tasks, example):
 def test_confusion_is_in_percent_of_the_true_class():
     figure = draw(figures.confusion_heatmap([[3, 1], [0, 0]], ["<cat>", "$dog"], [1, 1]))
     axes = figure.axes[0]
-    assert axes.get_images()[0].get_array().tolist() == [
-        [75, 25],
-        [0, 0],
-    ]  # a class without images divides by nothing
+    assert axes.get_images()[0].get_array().tolist() == [[75, 25], [0, 0]]  # a class without images divides by nothing
     assert [label.get_text() for label in axes.get_yticklabels()] == ["<cat>", "$dog"]
     assert words(axes) == ["75", "25"]
 

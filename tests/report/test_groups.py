@@ -141,8 +141,7 @@ def test_nothing_to_compare_is_an_error():
 def test_a_run_given_twice_is_refused(make_run):
     run = read_run(make_run())
     other = type(run)(
-        Path(f"{run.path}/../{run.path.name}"),
-        *[getattr(run, n) for n in ("metrics", "config", "steps", "generated")],
+        Path(f"{run.path}/../{run.path.name}"), *[getattr(run, n) for n in ("metrics", "config", "steps", "generated")]
     )
     with pytest.raises(EtagError, match="given twice"):
         group_runs([run, other], "title")

@@ -24,8 +24,7 @@ def test_a_winner_is_named_if_all_intervals_exclude_zero(sentence):
     # differences to GFR: 4, 5, 6 points, so 5 ± 4.303 / sqrt(3)
     found = sentence(etag=(0.64, 0.65, 0.66), gfr=(0.6, 0.6, 0.6), fine=(0.1, 0.1, 0.1))
     assert found == (
-        "eTag is ahead of every other method: it reaches 65.0 ± 1.0 %, 5.0 points above GFR "
-        "(95 % interval 2.5 to 7.5)."
+        "eTag is ahead of every other method: it reaches 65.0 ± 1.0 %, 5.0 points above GFR (95 % interval 2.5 to 7.5)."
     )
 
 

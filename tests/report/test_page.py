@@ -196,7 +196,7 @@ def test_a_comparison_of_three_methods(make_run, tmp_path):
     runs = [make_run(f"demo/{method} #1", method=method, A_weighted=value) for method, value in a.items()]
     for run in runs[1:]:
         (run / "report.html").touch()
-    page = check_stands_alone(write_comparison(runs, tmp_path / "demo" / "report.html"))
+    page = check_stands_alone(write_comparison(runs, tmp_path / "demo" / "report.html")[0])
     assert (
         "eTag has the highest A, 71.2 %, but whether it is ahead of Fine needs two or more shared seeds." in page.text
     )
@@ -212,7 +212,7 @@ def test_a_comparison_over_seeds_of_a_hundred_classes(make_run, tmp_path):
     runs = [make_run(f"{m}-{s}", method=m, seed=s, optional=False, **BIG) for m in ("fine", "etag") for s in (0, 1)]
     for run in runs:
         (run / "report.html").touch()  # reports that exist are not replaced
-    page = check_stands_alone(write_comparison(runs, tmp_path / "deep" / "er" / "all.html"))
+    page = check_stands_alone(write_comparison(runs, tmp_path / "deep" / "er" / "all.html")[0])
     assert "4 runs on digits b50-10x5" in page.text
     assert "../../fine-0/report.html" in page.addresses
     assert "Fine, seed 0" in page.text
@@ -227,7 +227,7 @@ def test_one_key_is_not_given_to_different_class_orders(make_run, tmp_path):
     for run in runs:
         write_features(run, 6, 10, images=1)
         (run / "report.html").touch()
-    page = read(write_comparison(runs, tmp_path / "all.html"))
+    page = read(write_comparison(runs, tmp_path / "all.html")[0])
     assert "These runs have different orders of classes" in page.text
 
 

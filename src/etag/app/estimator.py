@@ -89,9 +89,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             X, y = _pairs(X)
         pixels, names = as_pixels(X), _names(y)
         if len(pixels) != len(names):
-            raise EtagError(
-                f"there are {len(pixels)} images, but {len(names)} classes: pass one class for each image."
-            )
+            raise EtagError(f"there are {len(pixels)} images, but {len(names)} classes: pass one class for each image.")
         order = _unique(names)
         if again := [name for name in order if known and name in known.classes]:
             raise EtagError(f"these classes are known already: {', '.join(map(repr, again))}.")
@@ -194,9 +192,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
 def _check_channels(pixels: Tensor, about: About) -> None:
     if pixels.shape[1] != about.channels:
-        raise EtagError(
-            f"these images have {pixels.shape[1]} channels, but the model was trained on {about.channels}."
-        )
+        raise EtagError(f"these images have {pixels.shape[1]} channels, but the model was trained on {about.channels}.")
 
 
 def _write_files(home: Path, files: dict[str, bytes]) -> None:

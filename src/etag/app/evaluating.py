@@ -30,8 +30,7 @@ class FolderEvaluation:
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
         classes = [
-            {"class": name, "images": count, "accuracy": accuracy}
-            for name, (count, accuracy) in self.per_class.items()
+            {"class": name, "images": count, "accuracy": accuracy} for name, (count, accuracy) in self.per_class.items()
         ]
         return self.__dict__ | {"per_class": classes}
 

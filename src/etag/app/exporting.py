@@ -4,7 +4,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from etag.models.classifier import Classifier
 
 AGREE = 1e-4  # how far the exported probabilities may be from ours
 SAMPLES = 5
+Converted = tuple[bytes, Callable[[Tensor], Tensor]]  # the content of a file, and what it computes
+ANY_BATCH = {"images": {0: torch.export.Dim("batch", min=1)}}
 
 
 class _FromPixels(nn.Module):
@@ -40,17 +42,6 @@ class _FromPixels(nn.Module):
         return log_probabilities.exp()
 
 
-def _ready(model: Path) -> tuple[nn.Module, About, Tensor]:
-    classifier, about = ModelDirectory(model).load_classifier()
-    generator = torch.Generator().manual_seed(0)
-    size = about.preprocess.size
-    return (
-        _FromPixels(classifier, about).eval(),
-        about,
-        torch.rand(SAMPLES, about.channels, size, size, generator=generator),
-    )
-
-
 def _metadata(about: About) -> dict[str, str]:
     """What users of the file need to know."""
     size = about.preprocess.size
@@ -63,7 +54,6 @@ def _metadata(about: About) -> dict[str, str]:
     }
 
 
-@torch.no_grad()
 def export_onnx(model: Path, out: Path) -> float:
     """Write ONNX for batches of any size, after comparing it with PyTorch; returns the greatest difference."""
     try:
@@ -71,47 +61,51 @@ def export_onnx(model: Path, out: Path) -> float:
         import onnxruntime
     except ImportError as error:
         raise EtagError("export to ONNX needs more packages: pip install 'etag-cil[export]'.") from error
-    module, about, images = _ready(model)
-    with _quiet():
-        program = torch.onnx.export(
-            module,
-            (images,),
-            input_names=["images"],
-            output_names=["probabilities"],
-            dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
-            dynamo=True,
-            verbose=False,
-        )
-    assert program is not None
-    proto = program.model_proto
-    for key, value in _metadata(about).items():
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = key, value
-    onnx.checker.check_model(proto)
-    data = proto.SerializeToString()
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    worst = 0.0
-    for rows in (images, images[:1]):
-        (found,) = session.run(None, {"images": rows.numpy()})
-        worst = max(worst, _difference(module, rows, torch.from_numpy(found)))
-    _write(out, data, worst)
-    return worst
+
+    def convert(module: nn.Module, images: Tensor, metadata: dict[str, str]) -> Converted:
+        names: dict[str, Any] = {"input_names": ["images"], "output_names": ["probabilities"]}
+        program = torch.onnx.export(module, (images,), dynamic_shapes=ANY_BATCH, dynamo=True, verbose=False, **names)
+        assert program is not None
+        proto = program.model_proto
+        for key, value in metadata.items():
+            entry = proto.metadata_props.add()
+            entry.key, entry.value = key, value
+        onnx.checker.check_model(proto)
+        data = proto.SerializeToString()
+        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        return data, lambda rows: torch.from_numpy(session.run(None, {"images": rows.numpy()})[0])
+
+    return _export(model, out, convert)
+
+
+def export_torch(model: Path, out: Path) -> float:
+    """Write a torch.export program, to be loaded by torch.export.load; returns the greatest difference."""
+
+    def convert(module: nn.Module, images: Tensor, metadata: dict[str, str]) -> Converted:
+        buffer = io.BytesIO()
+        program = torch.export.export(module, (images,), dynamic_shapes=ANY_BATCH)
+        torch.export.save(program, buffer, extra_files=metadata)
+        data = buffer.getvalue()
+        return data, torch.export.load(io.BytesIO(data)).module()
+
+    return _export(model, out, convert)
 
 
 @torch.no_grad()
-def export_torch(model: Path, out: Path) -> float:
-    """Write a torch.export program, to be loaded by torch.export.load; returns the greatest difference."""
-    module, about, images = _ready(model)
+def _export(model: Path, out: Path, convert: Callable[[nn.Module, Tensor, dict[str, str]], Converted]) -> float:
+    """Convert the classifier to the content of a file, and compare what the file computes with what we do."""
+    classifier, about = ModelDirectory(model).load_classifier()
+    module, side = _FromPixels(classifier, about).eval(), about.preprocess.size
+    images = torch.rand(SAMPLES, about.channels, side, side, generator=torch.Generator().manual_seed(0))
     with _quiet():
-        program = torch.export.export(
-            module, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}}
-        )
-        buffer = io.BytesIO()
-        torch.export.save(program, buffer, extra_files=_metadata(about))
-    data = buffer.getvalue()
-    loaded: Any = torch.export.load(io.BytesIO(data)).module()
-    worst = max(_difference(module, rows, loaded(rows)) for rows in (images, images[:1]))
-    _write(out, data, worst)
+        data, compute = convert(module, images, _metadata(about))
+    worst = max(float((module(rows) - compute(rows)).abs().max()) for rows in (images, images[:1]))
+    if not worst <= AGREE:
+        raise EtagError(f"the exported model differs from PyTorch by {worst:.1e}, more than {AGREE:.0e}: not written.")
+    try:
+        write_atomically(out, data)
+    except OSError as error:
+        raise EtagError(f"'{out}' cannot be written: {error.strerror}.") from error
     return worst
 
 
@@ -125,18 +119,3 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     log.setLevel(level)
-
-
-def _difference(module: nn.Module, images: Tensor, found: Tensor) -> float:
-    return float((module(images) - found).abs().max())
-
-
-def _write(out: Path, data: bytes, worst: float) -> None:
-    if not worst <= AGREE:
-        raise EtagError(
-            f"the exported model differs from PyTorch by {worst:.1e}, more than {AGREE:.0e}: not written."
-        )
-    try:
-        write_atomically(out, data)
-    except OSError as error:
-        raise EtagError(f"'{out}' cannot be written: {error.strerror}.") from error

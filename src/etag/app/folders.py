@@ -50,8 +50,7 @@ def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> L
 
 
 def lesson_images(listing: Listing, about: About, memory: int, workers: int, update: bool = False) -> LessonImages:
-    """A lesson from files, as the model needs them: every fifth image of each class is held out; decoded now if they
-    fit into `memory` MiB."""
+    """A lesson from files: every fifth image of a class is held out; decoded now if all fit into `memory` MiB."""
     names, side = tuple(listing), about.preprocess.size
     train, held_out = (as_images(part, workers, about.channels).resized(side) for part in hold_out_files(listing))
     mark = json.dumps([side, {name: [_mark(file) for file in files] for name, files in listing.items()}])

@@ -1,7 +1,6 @@
 """Lessons: new classes, more images of known ones, or a class to forget, on a model directory."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,7 +24,7 @@ from etag.engine.runtime import Runtime, launch
 from etag.experiments.config import RunConfig, resolve
 from etag.experiments.estimate import seconds_of_task
 from etag.learner.calibration import Calibration
-from etag.learner.callbacks import create_callbacks
+from etag.learner.callbacks import closing_all, create_callbacks
 from etag.learner.config import OPEN_END, LearnerConfig, create_method
 from etag.learner.learner import Learner, LessonPlan, silent
 from etag.learner.model_directory import About, Lesson, ModelDirectory, Name
@@ -70,9 +69,7 @@ def learn_folder(
         listing = lesson_files(folder, about.classes if about else (), update)
         files = [file for files in listing.values() for file in files]
         if about is None:
-            about, config = begin(
-                len(files), automatic.for_images(files, given.get("model.weights")) | given, settings
-            )
+            about, config = begin(len(files), automatic.for_images(files, given.get("model.weights")) | given, settings)
         else:
             about, config = resume(about, len(files), given, settings)
         images = lesson_images(listing, about, config.data.memory, config.data.workers, update)
@@ -154,10 +151,8 @@ def learn(
     verbose: bool = True,
     stop: Stop | None = None,
 ) -> LessonResult:
-    """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock.
-
-    An interrupted lesson is resumed if its images are the same.
-    """
+    """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock. An
+    interrupted lesson is resumed if its images are the same."""
     found: list[LessonResult] = []
     launch(runtime, _lesson, directory, about, images, runtime, verbose, stop, found)
     return found[0]
@@ -177,14 +172,11 @@ def _lesson(
     say, stop = partial(console.print, markup=False, soft_wrap=True), stop or Stop(runtime.highest)
     method, task = _prepared(runtime, directory, about, images, say)
     plan = LessonPlan(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
-    with ExitStack() as stack:
-        stack.enter_context(stop.on_signals(say))
-        callbacks: list[Callback] = []
-        if runtime.leader:
-            bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
-            callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
-        for callback in callbacks:
-            stack.callback(callback.close)
+    callbacks: list[Callback] = []
+    if runtime.leader:
+        bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
+        callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
+    with closing_all(callbacks), stop.on_signals(say):
         learner = Learner(method, runtime, directory, about, callbacks, stop=stop, say=say)
         evaluation = learner.learn(task, plan)
     assert learner.calibration is not None
@@ -194,11 +186,7 @@ def _lesson(
 
 
 def _prepared(
-    runtime: Runtime,
-    directory: ModelDirectory,
-    about: About,
-    images: LessonImages,
-    say: Callable[[str], None] = silent,
+    runtime: Runtime, directory: ModelDirectory, about: About, images: LessonImages, say: Callable[[str], None] = silent
 ) -> tuple[AnyMethod, Task]:
     """The method as it is so far, and the lesson as its next task."""
     config = about.learner_config()
@@ -269,8 +257,7 @@ def _rare(images: LessonImages) -> list[str]:
 
 
 def forget_class(model: Path, name: Name) -> About:
-    """Remove a class from a model: its rows in head, auxiliaries and generator are deleted, not just hidden, and
-    older versions, which still know it, are deleted too."""
+    """Remove a class: its rows in head, auxiliaries and generator are deleted, and so are older versions."""
     directory = ModelDirectory(model)
     with directory.locked():
         if directory.pinned_versions:

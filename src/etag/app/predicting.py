@@ -40,18 +40,10 @@ def unlabeled_images(files: Sequence[str], about: About, workers: int) -> FileIm
 
 
 def predict_files(
-    classifier: Classifier,
-    about: About,
-    files: Sequence[str],
-    *,
-    top: int = 1,
-    reject: bool = False,
-    workers: int = 1,
+    classifier: Classifier, about: About, files: Sequence[str], *, top: int = 1, reject: bool = False, workers: int = 1
 ) -> Iterator[Prediction]:
-    """A prediction for every file, in their order; files are decoded ahead while others are computed.
-
-    With `reject`, an image whose likeliest class is less probable than the model's threshold gets no class.
-    """
+    """A prediction for every file, in their order; files are decoded ahead while others are computed. With `reject`, an
+    image whose likeliest class is less probable than the model's threshold gets no class."""
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
     for batch, (rows, pixels, complaints) in zip(batches, images.decode_batches(batches), strict=True):
@@ -69,9 +61,7 @@ def _prediction(path: str, likely: Tensor, about: About, top: int, reject: bool)
     best = likely.topk(min(top, len(likely)))
     if reject and best.values[0] < about.threshold:
         return Prediction(path)
-    return Prediction(
-        path, tuple(about.classes[place] for place in best.indices.tolist()), tuple(best.values.tolist())
-    )
+    return Prediction(path, tuple(about.classes[place] for place in best.indices.tolist()), tuple(best.values.tolist()))
 
 
 def _failed(unreadable_error: str, path: str) -> Prediction:

@@ -9,11 +9,7 @@ import torch
 from etag.data.folders import image_sizes
 
 INSPECTED = 200  # files whose size is read
-SIDES = (
-    32,
-    64,
-    128,
-)  # pixels that images are scaled to on a CPU; on a GPU, or with given weights, 224 is a choice too
+SIDES = (32, 64, 128)  # pixels that images are scaled to on a CPU; on a GPU, or with given weights, 224 is a choice too
 
 
 def for_images(files: Sequence[str], weights: str | None = None) -> dict[str, Any]:

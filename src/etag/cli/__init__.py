@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from etag.cli import grids, models
-from etag.cli.grids import Plugins
-from etag.cli.models import AsJson, DryRun, Settings
+from etag.cli.models import AsJson, DryRun, Plugins, Settings
 
 app = typer.Typer(
     add_completion=False,
@@ -29,9 +28,7 @@ def run(
     data: Annotated[str | None, typer.Option(help="Data source (see `etag data`), or a folder of images.")] = None,
     split: Annotated[str | None, typer.Option(help="Classes per task: b50-5x10 is 50, then 5 tasks of 10.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed, also of the class order.")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Changes to any recipe; `fast` takes a third of the time.")
-    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Changes to any recipe; `fast` takes a third of the time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; else runs/METHOD-DATA-SPLIT-seedN.")] = None,
     weights: Annotated[str | None, typer.Option(help="File of initial backbone weights.")] = None,
     setting: Settings = None,
@@ -74,36 +71,26 @@ def run(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    reference: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compare with this method; else etag.")
-    ] = None,
+    reference: Annotated[str | None, typer.Option(metavar="NAME", help="Compare with this method; else etag.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Also draw the accuracy curves as .svg, .pdf or .png.")] = None,
-    plugin: Plugins = None,
+    _plugin: Plugins = None,
 ) -> None:
     """Compare runs on one page. For folders, also write all tables and figures beside it."""
-    from etag.experiments import plugins
-    from etag.report.collection import is_run
-    from etag.report.comparison_page import write_collection, write_comparison, write_curves
+    from etag.report.comparison_page import write_comparison, write_curves
 
-    plugins.load(plugin or [])
     if figure is not None:
         typer.echo(f"accuracy curves: {write_curves(runs, figure)}")
-    if all(map(is_run, runs)):
-        typer.echo(f"comparison of {len(runs)} run(s): {write_comparison(runs, out, reference)}")
-        return
-    page, found = write_collection(runs, out, reference)
+    page, found = write_comparison(runs, out, reference)
     typer.echo(f"report of {len(found.runs)} run(s) on {len(found.groups)} split(s): {page}")
 
 
 @app.command()
-def methods(as_json: AsJson = False, plugin: Plugins = None) -> None:
+def methods(as_json: AsJson = False, _plugin: Plugins = None) -> None:
     """The methods that can learn."""
     from dataclasses import asdict
 
-    from etag.experiments import plugins
     from etag.methods.registry import METHODS
 
-    plugins.load(plugin or [])
     known = {name: METHODS[name] for name in METHODS}
     if as_json:
         rows = [
@@ -148,14 +135,12 @@ app.add_typer(sources, name="data")
 
 
 @sources.callback()
-def data(context: typer.Context, as_json: AsJson = False, plugin: Plugins = None) -> None:
+def data(context: typer.Context, as_json: AsJson = False, _plugin: Plugins = None) -> None:
     """The data sources, and where each was found."""
     if context.invoked_subcommand is not None:
         return
     from etag.data.source import SOURCES
-    from etag.experiments import plugins
 
-    plugins.load(plugin or [])
     rows = []
     for name in SOURCES:
         source = SOURCES[name]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from etag.cli.models import Plugins
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,17 +20,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Plugins = Annotated[
-    list[str] | None, typer.Option("--plugin", metavar="FILE", help="A Python file of your own methods or the like.")
-]
-
 
 @app.command()
 def bench(
     grid: Annotated[str, typer.Argument(help="Name or file of a grid (see `etag recipes --grids`).")],
-    store: Annotated[
-        Path | None, typer.Option(help="Folder of runs; else $ETAG_RUNS/GRID or the user cache.")
-    ] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder of runs; else $ETAG_RUNS/GRID or the user cache.")] = None,
     results: Annotated[Path | None, typer.Option(help="Folder for finished results; results/GRID.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one thread each.", min=1)] = 1,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="Where: on this machine, or on Ray.")] = "local",
@@ -43,11 +39,10 @@ def bench(
 
     Finished runs are skipped, interrupted runs are resumed, and a failed run does not stop the others.
     """
-    from etag.experiments import plugins
     from etag.experiments.bench import Bench, default_results, default_store
     from etag.experiments.grid import Grid
 
-    plan = Grid.load(grid, plugins.load(plugin or []))
+    plan = Grid.load(grid, plugin or [])
     if estimate:
         _print_estimate(plan, tflops)
         return

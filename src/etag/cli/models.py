@@ -23,6 +23,19 @@ Settings = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def _load_plugins(files: list[str] | None) -> list[str]:
+    """Load plug-ins as soon as the option is read; installed ones are loaded even if none is named."""
+    from etag.experiments import plugins
+
+    return plugins.load(files or [])
+
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="FILE", help="Python file with your own methods etc.", callback=_load_plugins),
+]
 NONE_OF_THESE = "(none of these)"
 
 
@@ -38,6 +51,7 @@ def learn(
     seed: Annotated[int | None, typer.Option(help="Random seed of a new model.")] = None,
     setting: Settings = None,
     dry_run: DryRun = False,
+    _plugin: Plugins = None,
 ) -> None:
     """Learn new classes from a folder of images; no image is stored."""
     from etag.app.lessons import learn_folder
@@ -91,11 +105,12 @@ def predict(
     form: Annotated[
         Literal["table", "json", "csv"], typer.Option("--format", help="csv has the columns path,class,probability.")
     ] = "table",
-    top: Annotated[int, typer.Option(help="Print so many of the likeliest classes of each image.", min=1)] = 1,
+    top: Annotated[int, typer.Option(help="Number of classes to print per image.", min=1)] = 1,
     reject: Annotated[
         bool, typer.Option("--reject", help="Print 'none of these' where no class is likely enough.")
     ] = False,
     workers: Workers = 1,
+    _plugin: Plugins = None,
 ) -> None:
     """Predict the classes of images. Files that cannot be read are reported and do not stop the rest."""
     from etag.app.folders import image_files
@@ -139,11 +154,10 @@ def evaluate(
     model: Model,
     folder: Annotated[Path, typer.Argument(help="Images of known classes, one sub-folder per class.")],
     unknown: Annotated[Path | None, typer.Option(help="Also a folder of images of none of the classes.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the confusion matrix as a figure (.png, .svg, .pdf).")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a figure (.png, .svg, .pdf).")] = None,
     as_json: AsJson = False,
     workers: Workers = 1,
+    _plugin: Plugins = None,
 ) -> None:
     """Measure the accuracy of a model on labeled images."""
     from etag.app.evaluating import evaluate_folder
@@ -161,7 +175,7 @@ def evaluate(
 
 
 @app.command()
-def info(model: Model, as_json: AsJson = False) -> None:
+def info(model: Model, as_json: AsJson = False, _plugin: Plugins = None) -> None:
     """Print what a model knows, how it learned it, and what it stores."""
     from etag.app.privacy import statement
     from etag.core.text import data_size
@@ -193,6 +207,7 @@ def export(
     model: Model,
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX (needs the extra `export`).")] = None,
     torch: Annotated[Path | None, typer.Option(help="Write a torch.export program.")] = None,
+    _plugin: Plugins = None,
 ) -> None:
     """Write the classifier as one file for other programs, after comparing it with the model."""
     from etag.app.exporting import export_onnx, export_torch
@@ -207,7 +222,9 @@ def export(
 
 @app.command()
 def forget(
-    model: Model, name: Annotated[str, typer.Argument(metavar="CLASS", help="A class that the model knows.")]
+    model: Model,
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="A class that the model knows.")],
+    _plugin: Plugins = None,
 ) -> None:
     """Remove a class. Older versions, which still know it, are deleted as well."""
     from etag.app.lessons import forget_class

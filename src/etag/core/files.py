@@ -66,10 +66,8 @@ def is_partial(path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path, busy: str) -> Iterator[None]:
-    """Hold a lock on a file; raise `EtagError` with the message `busy` at once where somebody else holds it.
-
-    Its folder is created if it does not exist. The system releases the locks of a process that ends, however it ends.
-    """
+    """Hold a lock on a file; raise `EtagError` with the message `busy` at once where somebody else holds it. Its folder
+    is created if it does not exist. The system releases the locks of a process that ends, however it ends."""
     lock = FileLock(path, blocking=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -61,58 +61,37 @@ class TrainOptions(Options):
 
     epochs: PositiveInt = Field(100, description="number of epochs")
     steps: PositiveInt | None = Field(None, description="number of optimizer steps; if set, it replaces `epochs`")
-    length: PositiveFloat = Field(
-        1.0,
-        description="factor on the number of epochs or steps and on the epochs of all decays; 0.5 halves them",
-    )
+    length: PositiveFloat = Field(1.0, description="factor on epochs or steps, and on the epochs of all decays")
     batch_size: PositiveInt = Field(128, description="images per optimizer step, over all processes together")
-    drop_last: bool = Field(
-        True, description="skip the last batch of an epoch if it is smaller than `batch_size` and not the only one"
-    )
+    drop_last: bool = Field(True, description="skip the last batch of an epoch if it is smaller than the others")
     optimizer: Literal["adam", "sgd"] = Field("adam", description="optimizer: adam or sgd (with momentum)")
     lr: PositiveFloat = Field(1e-3, description="initial learning rate; the highest one with schedule=onecycle")
-    weight_decay: NonNegativeFloat = Field(
-        2e-4, description="weight decay, added to the gradient (L2 penalty) as in Adam's original form"
-    )
+    weight_decay: NonNegativeFloat = Field(2e-4, description="L2 penalty, added to the gradient")
     momentum: NonNegativeFloat = Field(0.9, description="momentum of sgd")
     betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of adam's two running averages")
     schedule: Schedule = Field(
         "step",
-        description="learning-rate schedule; constant: no change; step: decay every `decay_every` epochs; "
-        "milestones: decay after the epochs in `milestones`; cosine: fall to 0 along a cosine; onecycle: rise to "
-        "`lr`, then fall; plateau: decay when the validation loss (without `validation`, the training loss) stops "
-        "improving",
+        description="learning rate: constant; step: decays every `decay_every` epochs; milestones: decays "
+        "after the epochs of `milestones`; cosine: falls to 0; onecycle: rises to `lr`, then "
+        "falls; plateau: decays when the validation loss (without `validation`, the training loss) "
+        "stops improving",
     )
     decay_every: PositiveInt = Field(30, description="schedule=step: number of epochs between two decays")
     milestones: tuple[PositiveInt, ...] = Field(
         (), description="schedule=milestones: epochs after which the learning rate decays"
     )
-    decay: PositiveFloat = Field(
-        0.1, description="schedule=step, milestones and plateau: factor on the learning rate at each decay"
-    )
+    decay: PositiveFloat = Field(0.1, description="factor on the learning rate at each decay")
     warmup: float = Field(
-        0.3, gt=0, lt=1, description="schedule=onecycle: share of the steps in which the learning rate rises"
+        0.3, gt=0, lt=1, description="schedule=onecycle: share of the steps with a rising learning rate"
     )
     patience: PositiveInt = Field(5, description="schedule=plateau: epochs without improvement before a decay")
-    min_lr: NonNegativeFloat = Field(
-        1e-4, description="schedule=plateau: training stops when the learning rate falls below this"
-    )
+    min_lr: NonNegativeFloat = Field(1e-4, description="schedule=plateau: stop below this learning rate")
     validation: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="schedule=plateau: share of each class's training images that is held out to measure the "
-        "validation loss",
+        0.0, ge=0, lt=1, description="schedule=plateau: share of the images held out for the validation loss"
     )
-    clip_norm: PositiveFloat | None = Field(
-        None, description="largest norm of the whole gradient; larger ones are scaled down; None does not clip"
-    )
-    clip_value: PositiveFloat | None = Field(
-        None, description="largest absolute value of each gradient entry; larger ones are clipped; None does not clip"
-    )
-    base: dict[str, Any] = Field(
-        default_factory=dict, description="values of these options that apply to the base task only, by key"
-    )
+    clip_norm: PositiveFloat | None = Field(None, description="largest norm of the whole gradient; None: any")
+    clip_value: PositiveFloat | None = Field(None, description="largest absolute value in a gradient; None: any")
+    base: dict[str, Any] = Field(default_factory=dict, description="values that differ for the base task, by key")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -152,30 +131,19 @@ class RuntimeOptions(Options):
     """Where and in which precision a run computes; these options never change which result is computed."""
 
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="kind of device; auto uses a GPU if there is one"
+        "auto", description="device; auto: a GPU if there is one"
     )
-    devices: PositiveInt = Field(
-        1, description="number of processes per machine, one per device; under torchrun its own number is used"
-    )
+    devices: PositiveInt = Field(1, description="processes per machine, one per device; torchrun overrides it")
     num_nodes: PositiveInt = Field(1, description="number of machines")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = Field(
-        "32-true",
-        description="floating-point precision; 32-true: float32; bf16-mixed and 16-mixed: mixed precision with "
-        "bfloat16 or float16",
+        "32-true", description="float32, or mixed with bfloat16 or float16"
     )
-    compile: bool = Field(
-        False,
-        description="compile the network's stages with torch.compile: about a minute at the start, faster steps",
-    )
+    compile: bool = Field(False, description="use torch.compile: a minute at the start, faster steps")
     threads: PositiveInt | None = Field(None, description="number of CPU threads; None is PyTorch's default")
     checkpoint_every: NonNegativeFloat = Field(
-        300.0, description="seconds between two checkpoints within a training phase; 0 saves as often as possible"
+        300.0, description="seconds between checkpoints within a phase; 0: as often as possible"
     )
     checkpoint_steps: PositiveInt | None = Field(
-        None,
-        description="also save a checkpoint every this many steps of a phase (at the next multiple of ten); None "
-        "does not",
+        None, description="also a checkpoint every so many steps (rounded up to tens)"
     )
-    callbacks: tuple[str, ...] = Field(
-        (), description="callbacks by name: tensorboard (the extra `tensorboard`), or those of a plug-in"
-    )
+    callbacks: tuple[str, ...] = Field((), description="by name: tensorboard, or those of a plug-in")

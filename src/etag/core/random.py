@@ -54,11 +54,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of one step.
-
-    `rows` is always the number of rows of the *global* batch; the result has the rows of this process only. The same
-    `purpose` always gives the same numbers.
-    """
+    """The random numbers of one step. `rows` is always the number of rows of the *global* batch; the result has the
+    rows of this process only. The same `purpose` always gives the same numbers."""
 
     stream: Stream
     placement: Placement = Placement()

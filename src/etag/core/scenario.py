@@ -30,10 +30,8 @@ class ImageSet(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a scenario: labels 0 .. old - 1 are old classes, old .. old + new - 1 are new ones.
-
-    A later task without new classes (new = 0) has images of the old classes from another domain.
-    """
+    """One step of a scenario: labels 0 .. old - 1 are old classes, old .. old + new - 1 are new ones. A later task
+    without new classes (new = 0) has images of the old classes from another domain."""
 
     index: int
     old: int
@@ -53,10 +51,8 @@ class Task:
         return self.new or self.seen
 
     def holding_out(self, share: float) -> "tuple[Task, ImageSet | None]":
-        """Return the task without the last `share` of each class's training images, and these images.
-
-        The second value is None if no image is held out.
-        """
+        """The task without the last `share` of each class's training images, and these images (None: there are
+        none)."""
         if share == 0:
             return self, None
         train_rows, held_out_rows = [], []

@@ -15,10 +15,8 @@ from etag.core.scenario import Task
 
 
 class Batch:
-    """The input of one step in one process: its rows of the global batch, and the random draws of the step.
-
-    Not a dataclass: Fabric copies dataclasses field by field on their way into a module.
-    """
+    """The input of one step in one process: its rows of the global batch, and the random draws of the step. Not a
+    dataclass: Fabric copies dataclasses field by field on their way into a module."""
 
     __slots__ = ("draws", "inputs", "labels", "total")
 
@@ -65,11 +63,9 @@ class Term:
 
 
 class OptimizerState(nn.Module):
-    """The state of an optimizer, stored from one phase to the next.
-
-    Parameters are identified by their names in the phase's module. A parameter that has gained rows since then keeps
-    the state of its old rows; new rows start at zero.
-    """
+    """The state of an optimizer, stored from one phase to the next. Parameters are identified by their names in the
+    phase's module. A parameter that has gained rows since then keeps the state of its old rows; new rows start at
+    zero."""
 
     def of(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
         """The stored state of a parameter by key; empty for a new parameter."""
@@ -111,13 +107,11 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Phase:
-    """Something to train: one module whose forward(batch) returns the named, weighted loss terms.
-
-    Everything that enters the loss is computed in that forward, so DDP and autocast see all of it. Parameters of
-    the module that belong to no group are frozen while the phase runs. Building a phase draws no random numbers,
-    changes nothing, and copies nothing that an earlier phase trains: on resume, finished phases are built again and
-    skipped, and what they trained is restored only when the next one runs.
-    """
+    """Something to train: one module whose forward(batch) returns the named, weighted loss terms. Everything that
+    enters the loss is computed in that forward, so DDP and autocast see all of it. Parameters of the module that belong
+    to no group are frozen while the phase runs. Building a phase draws no random numbers, changes nothing, and copies
+    nothing that an earlier phase trains: on resume, finished phases are built again and skipped, and what they trained
+    is restored only when the next one runs."""
 
     name: str
     module: nn.Module
@@ -136,11 +130,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class DataPass:
-    """A deterministic pass over data without an optimizer step; its result is gathered over all processes.
-
-    The module, in evaluation mode, maps a batch to named tensors. `concat` joins their rows in the order of the
-    data; `sum` adds them up.
-    """
+    """A deterministic pass over data without an optimizer step; its result is gathered over all processes. The module,
+    in evaluation mode, maps a batch to named tensors. `concat` joins their rows in the order of the data; `sum` adds
+    them up."""
 
     name: str
     module: nn.Module
@@ -155,10 +147,8 @@ Plan = Generator[Phase | DataPass, Any, None]
 
 
 class Checkpointer(Protocol):
-    """Saves the progress of one task, so that an interrupted run can be resumed.
-
-    Phases and passes are numbered in the order in which the method yields them.
-    """
+    """Saves the progress of one task, so that an interrupted run can be resumed. Phases and passes are numbered in the
+    order in which the method yields them."""
 
     def done(self, number: int) -> bool:
         """Whether a phase or pass was finished before the interruption. Asking for the last finished one restores
@@ -191,8 +181,7 @@ class Callback:
         """A phase or data pass begins."""
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
-        """Some steps were made: `terms` are the loss terms of the last one (empty in a data pass), `rows` counts the
-        images since the previous call."""
+        """Some steps were made: loss terms of the last one (empty in a data pass), images since the last call."""
 
     def on_phase_end(self, name: str, seconds: float) -> None:
         """A phase or data pass ended."""

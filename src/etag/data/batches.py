@@ -16,13 +16,7 @@ class _RowBatches:
     """Base class: chooses the rows of each batch of an epoch, shuffled or not, with or without the short last one."""
 
     def __init__(
-        self,
-        rows: int,
-        size: int,
-        stream: Stream,
-        placement: Placement,
-        shuffle: bool = True,
-        drop_last: bool = False,
+        self, rows: int, size: int, stream: Stream, placement: Placement, shuffle: bool = True, drop_last: bool = False
     ) -> None:
         if shuffle and size % placement.world:
             raise EtagError(
@@ -89,20 +83,11 @@ class ImageBatches(_RowBatches):
 
 
 class FeatureBatches(_RowBatches):
-    """Batches of cached features.
-
-    `features` (passes, images, feature) has one or more passes over the same images, each with its own augmentation;
-    epochs use them in turn.
-    """
+    """Batches of cached features. `features` (passes, images, feature) has one or more passes over the same images,
+    each with its own augmentation; epochs use them in turn."""
 
     def __init__(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        size: int,
-        stream: Stream,
-        placement: Placement,
-        drop_last: bool = False,
+        self, features: Tensor, labels: Tensor, size: int, stream: Stream, placement: Placement, drop_last: bool = False
     ) -> None:
         super().__init__(len(labels), size, stream, placement, drop_last=drop_last)
         self._features, self._labels = features, labels
@@ -116,10 +101,8 @@ class FeatureBatches(_RowBatches):
 
 
 class ClassBatches(_RowBatches):
-    """Batches of cached features with one feature of every class per row: (rows, classes, feature).
-
-    An epoch is one pass over the largest class; features of smaller classes are repeated.
-    """
+    """Batches of cached features with one feature of every class per row: (rows, classes, feature). An epoch is one
+    pass over the largest class; features of smaller classes are repeated."""
 
     def __init__(self, features: Tensor, labels: Tensor, size: int, stream: Stream, placement: Placement) -> None:
         counts: list[int] = labels.bincount().tolist()

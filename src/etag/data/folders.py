@@ -17,14 +17,9 @@ Listing = dict[str, list[str]]  # class name -> image files
 
 
 def list_classes(root: Path, fewest: int = 2) -> Listing:
-    """Return the image files below each sub-folder; classes and files are sorted by name.
-
-    Fewer than `fewest` classes, or a class without images, is an error.
-    """
+    """Return the image files of each sub-folder, sorted; too few classes, or an empty one, is an error."""
     try:
-        folders = sorted(
-            entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")
-        )
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise EtagError(f"the image folder '{root}' cannot be read: {error.strerror}.") from error
     if not folders:
@@ -75,10 +70,8 @@ def as_images(listing: Listing, workers: int, channels: int = 3) -> FileImages:
 
 
 def write_folders(images: MemoryImages, names: dict[int, str], root: Path, per_class: int | None = None) -> int:
-    """Write images as PNG files into one sub-folder of `root` per class; return how many were written.
-
-    `names` maps the labels to write to folder names; `per_class` limits them to the first images of each class.
-    """
+    """Write images as PNG files into one sub-folder of `root` per class; return how many were written. `names` maps the
+    labels to write to folder names; `per_class` limits them to the first images of each class."""
     written = 0
     for label, name in names.items():
         folder = root / name

@@ -173,10 +173,8 @@ Images = MemoryImages | FileImages
 
 
 def load_into_memory(train: Images, test: Images, limit: int) -> tuple[Images, Images]:
-    """Return both sets decoded into memory if they are in files and together need at most `limit` MiB.
-
-    Otherwise both are returned unchanged. They are decoded together, so that one error lists all unreadable files.
-    """
+    """Return both sets decoded into memory if they are in files and together need at most `limit` MiB. Otherwise both
+    are returned unchanged. They are decoded together, so that one error lists all unreadable files."""
     if isinstance(train, MemoryImages) or isinstance(test, MemoryImages):
         return train, test
     if train.nbytes + test.nbytes > limit * 2**20:

@@ -14,12 +14,10 @@ AREAS, RATIOS = (0.08, 1.0), (3 / 4, 4 / 3)  # of a resized crop: share of the i
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Crop, mirror and normalize square images of at least `size` pixels per side.
-
-    Training takes a random window of `size` pixels: from the image if it is larger, otherwise from the zero-padded
-    image (padding 4 at 32 pixels, in proportion at other sizes). Testing takes the center. With `crop` off, training
-    takes the center too and never mirrors, for data in which the position of a pixel matters.
-    """
+    """Crop, mirror and normalize square images of at least `size` pixels per side. Training takes a random window of
+    `size` pixels: from the image if it is larger, otherwise from the zero-padded image (padding 4 at 32 pixels, in
+    proportion at other sizes). Testing takes the center. With `crop` off, training takes the center too and never
+    mirrors, for data in which the position of a pixel matters."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -66,9 +64,7 @@ class Preprocess:
         return floats.mul_(scale).add_(shift)
 
 
-def random_crop(
-    images: Tensor, size: int, padding: int, down: Tensor, right: Tensor, mirror: Tensor | None
-) -> Tensor:
+def random_crop(images: Tensor, size: int, padding: int, down: Tensor, right: Tensor, mirror: Tensor | None) -> Tensor:
     """Return one window per zero-padded image at offset (down, right), mirrored where `mirror` is true."""
     padded = functional.pad(images, (padding,) * 4)
     if mirror is not None:
@@ -79,10 +75,8 @@ def random_crop(
 
 
 def resized_crop(images: Tensor, size: int, box: Tensor, mirror: Tensor | None) -> Tensor:
-    """Return one window of random area, shape and position per image, scaled to `size`, as floats in 0 .. 255.
-
-    `box` holds four uniform numbers per image: for area, aspect ratio and the two offsets.
-    """
+    """Return one window of random area, shape and position per image, scaled to `size`, as floats in 0 .. 255. `box`
+    holds four uniform numbers per image: for area, aspect ratio and the two offsets."""
     area = AREAS[0] + (AREAS[1] - AREAS[0]) * box[:, 0]
     ratio = RATIOS[0] * (RATIOS[1] / RATIOS[0]) ** box[:, 1]
     width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)

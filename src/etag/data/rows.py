@@ -7,10 +7,8 @@ HOLD_OUT_EVERY = 5
 
 
 def hold_out_rows(labels: Tensor, every: int = HOLD_OUT_EVERY) -> tuple[Tensor, Tensor]:
-    """Return (training rows, held-out rows), both ascending: every `every`-th image of each class is held out.
-
-    A class with fewer than `every` images gives its last one; a class with a single image gives none.
-    """
+    """Return (training rows, held-out rows), both ascending: every `every`-th image of each class is held out. A class
+    with fewer than `every` images gives its last one; a class with a single image gives none."""
     position, size = _position_in_class(labels), labels.bincount()[labels]
     held_out = torch.where(size < every, (position == size - 1) & (size > 1), position % every == every - 1)
     return (~held_out).nonzero().flatten(), held_out.nonzero().flatten()
@@ -20,6 +18,13 @@ def first_rows_per_class(labels: Tensor, count: int | None) -> Tensor:
     """Return the rows of the first `count` images of each class, ascending; all rows if `count` is None."""
     limit = len(labels) if count is None else count
     return (_position_in_class(labels) < limit).nonzero().flatten()
+
+
+def pick_rows(labels: Tensor, limit: int) -> Tensor:
+    """At most `limit` rows, class by class, equally many of each class (or only the first classes)."""
+    classes = sorted(set(labels.tolist()))[:limit]
+    share = limit // len(classes)
+    return torch.cat([(labels == label).nonzero().flatten()[:share] for label in classes])
 
 
 def _position_in_class(labels: Tensor) -> Tensor:

@@ -23,65 +23,44 @@ class DataOptions(Options):
 
     name: str = Field("digits", description="name of the data source; `etag data` lists them")
     path: str | None = Field(
-        None, description="folder that holds the files; None is $ETAG_DATA/<name>, or <name> in the user cache"
+        None, description="folder of its files; None: $ETAG_DATA/<name>, or <name> in the user cache"
     )
-    classes: PositiveInt | None = Field(
-        None, description="number of classes to use, chosen by `subset`; None uses all (imagenet-sub: 100)"
-    )
+    classes: PositiveInt | None = Field(None, description="number of classes to use, chosen by `subset`; None: all")
     subset: Seed | str | None = Field(
         None,
-        description="which classes are used if not all are: a seed draws them at random, 'natural' takes the first "
-        "ones, a file lists them as for `order`; None is 'natural' (imagenet-sub: seed 1993)",
+        description="which classes to use: a seed draws them, 'natural' takes the first, a file lists them; "
+        "None: natural (imagenet-sub: seed 1993)",
     )
-    first: PositiveInt | None = Field(
-        None, description="use only this many classes from the start of the class order, such as the base task's"
-    )
+    first: PositiveInt | None = Field(None, description="use only so many classes from the start of the class order")
     held_out: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of each class's training images that is held out and evaluated on instead of the test "
-        "images, to choose settings; 0 evaluates on the test images",
+        description="share of the training images that replaces the test images, to choose settings on; 0 "
+        "evaluates on the test images",
     )
-    size: PositiveInt | None = Field(
-        None, description="side of the network's input in pixels; None is the source's own size"
-    )
-    resized_crop: bool = Field(
-        False, description="train on crops of random size and shape, scaled to `size`, instead of shifted images"
-    )
-    train_per_class: PositiveInt | None = Field(
-        None, description="number of training images to use per class (the first ones); None uses all"
-    )
-    test_per_class: PositiveInt | None = Field(
-        None, description="number of test images to use per class (the first ones); None uses all"
-    )
+    size: PositiveInt | None = Field(None, description="side of the network's input in pixels; None: the source's own")
+    resized_crop: bool = Field(False, description="train on crops of random size and shape instead of shifted images")
+    train_per_class: PositiveInt | None = Field(None, description="training images per class (the first); None: all")
+    test_per_class: PositiveInt | None = Field(None, description="test images per class (the first); None: all")
     order: Seed | str | None = Field(
         None,
-        description="class order: a seed, 'natural' (as the source numbers them), 'icarl' (iCaRL's order of "
-        "CIFAR-100), or a file that lists classes by name or number; None uses the run's seed",
+        description="class order: a seed, 'natural' (as the source numbers them), 'icarl' (iCaRL's for "
+        "CIFAR-100), or a file that lists classes; None: the run's seed",
     )
     order_rule: Literal["position", "inverse"] = Field(
         "position",
-        description="how a seeded permutation becomes a class order; position: class permutation[k] gets label k; "
-        "inverse: class c gets label permutation[c], as in the authors' release",
+        description="position: class permutation[k] gets label k; inverse: class c gets label permutation[c], "
+        "as in the authors' release",
     )
     permutations: PositiveInt = Field(5, description="permuted-mnist only: number of pixel permutations")
     domains: bool = Field(
         False,
-        description="permuted-mnist only; true: every permutation has the same ten classes, one permutation per "
-        "task (domain-incremental); false: every permutation has ten new classes",
+        description="permuted-mnist: every permutation is a task with the same ten classes, instead of ten new ones",
     )
-    flip: bool | None = Field(
-        None,
-        description="mirror training images at random; None is the source's default (off for handwritten digits)",
-    )
-    workers: NonNegativeInt = Field(
-        1, description="number of processes that decode image files in advance; 0 decodes in the main process"
-    )
-    memory: NonNegativeInt = Field(
-        2048,
-        description="MiB; image files that need at most this much when decoded are decoded once and stay in memory",
-    )
+    flip: bool | None = Field(None, description="mirror training images at random; None: not for handwritten digits")
+    workers: NonNegativeInt = Field(1, description="processes that decode image files in advance; 0: none")
+    memory: NonNegativeInt = Field(2048, description="MiB: image files that fit into it are decoded once")
 
 
 @dataclass(frozen=True)
@@ -107,11 +86,8 @@ Load = Callable[[Path, DataOptions], Dataset]
 
 @dataclass(frozen=True)
 class Source:
-    """A registered data source.
-
-    `files` lists the accepted layouts of its folder, each a tuple of names that must all exist; without any, the
-    data needs no files.
-    """
+    """A registered data source. `files` lists the accepted layouts of its folder, each a tuple of names that must all
+    exist; without any, the data needs no files."""
 
     name: str
     summary: str
@@ -155,9 +131,7 @@ class Source:
         for images in (dataset.train, dataset.test):
             invalid = images.labels[(images.labels < 0) | (images.labels >= len(dataset.classes))]
             if len(invalid):
-                raise EtagError(
-                    f"{folder}: the label {int(invalid[0])} is none of the {len(dataset.classes)} classes."
-                )
+                raise EtagError(f"{folder}: the label {int(invalid[0])} is none of the {len(dataset.classes)} classes.")
         return dataset
 
     def get(self, path: str | None, progress: Progress) -> Path:

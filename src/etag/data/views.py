@@ -15,10 +15,8 @@ from etag.core.outputs import Views
 
 @dataclass(frozen=True)
 class ViewTransforms:
-    """A named set of image transformations; the first one is the identity.
-
-    View r of an image of class y has the view label count * y + r.
-    """
+    """A named set of image transformations; the first one is the identity. View r of an image of class y has the view
+    label count * y + r."""
 
     name: str
     transforms: tuple[Callable[[Tensor], Tensor], ...]
@@ -50,11 +48,9 @@ class ViewTransforms:
         return Views(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + views)
 
     def some(self, images: Tensor, labels: Tensor, chosen: Tensor, of: Tensor | None = None) -> Views:
-        """Return the images and the chosen views of them.
-
-        `chosen` holds view numbers, one row for each image in `of` (row numbers of the batch; None is all of them).
-        Both are on the CPU. A view that is chosen twice for an image is computed once.
-        """
+        """Return the images and the chosen views of them. `chosen` holds view numbers, one row for each image in `of`
+        (row numbers of the batch; None is all of them). Both are on the CPU. A view that is chosen twice for an image
+        is computed once."""
         device, count = images.device, len(images)
         of = torch.arange(count) if of is None else of
         rows, row_of = [images], torch.zeros(self.count, count, dtype=torch.long)  # row_of[view, image]
@@ -72,10 +68,8 @@ class ViewTransforms:
         return Views(inputs, len(images), picked, labels[owners] * self.count + views)
 
     def choose(self, positions: Tensor, number: int) -> Tensor:
-        """Return `number` different view numbers per row, from the rows' positions in a random order.
-
-        Over the whole batch all views are chosen equally often, up to one.
-        """
+        """Return `number` different view numbers per row, from the rows' positions in a random order. Over the whole
+        batch all views are chosen equally often, up to one."""
         return (positions[:, None] + torch.arange(number)) % self.count
 
 

@@ -15,25 +15,19 @@ from etag.engine.training import LOG_EVERY, Training
 
 
 class Engine:
-    """Trains phases and runs data passes on the devices of a runtime, and reports to callbacks.
-
-    `check` is called regularly during data passes, in every process at the same place; it may raise an exception to
-    interrupt the work. (During phases the checkpointer is asked.)
-    """
+    """Trains phases and runs data passes on the devices of a runtime, and reports to callbacks. `check` is called
+    regularly during data passes, in every process at the same place; it may raise an exception to interrupt the work.
+    (During phases the checkpointer is asked.)"""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        callbacks: Sequence[Callback] = (),
-        check: Callable[[], None] = lambda: None,
+        self, runtime: Runtime, callbacks: Sequence[Callback] = (), check: Callable[[], None] = lambda: None
     ) -> None:
         self.runtime = runtime
         self._callbacks = callbacks if runtime.leader else ()
         self._check = check
 
     def execute(self, plan: Plan, checkpointer: Checkpointer | None = None) -> None:
-        """Carry out a plan and send the result of each data pass back to it; what the checkpointer has as finished is
-        skipped."""
+        """Carry out a plan, sending it the result of each data pass; skip what was finished before."""
         result: dict[str, Tensor] | None = None
         for number in count():
             try:

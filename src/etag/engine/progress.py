@@ -127,10 +127,8 @@ class TensorBoardLog(_PhaseCallback):
 
 
 class ProgressBars(_PhaseCallback):
-    """Two live lines on a terminal: the whole work with the time left, the phase with speed and loss terms.
-
-    The time left is estimated from the numbers of training images of all tasks.
-    """
+    """Two live lines on a terminal: the whole work with the time left, the phase with speed and loss terms. The time
+    left is estimated from the numbers of training images of all tasks."""
 
     def __init__(self, console: Console, title: str, images: Sequence[int]) -> None:
         super().__init__()

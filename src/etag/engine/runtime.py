@@ -80,11 +80,8 @@ def is_follower() -> bool:
 
 
 def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strategy: str = "auto") -> None:
-    """Run `work(runtime, *args)` in as many processes as there are devices.
-
-    Nothing is returned: Fabric's spawning launcher waits forever for a result that does not fit into a pipe. The
-    leader writes results to files.
-    """
+    """Run `work(runtime, *args)` in as many processes as there are devices. Nothing is returned: Fabric's spawning
+    launcher waits forever for a result that does not fit into a pipe. The leader writes results to files."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.accelerator == "cuda" and not torch.cuda.is_available():

@@ -132,10 +132,8 @@ def _total(terms: Terms) -> Tensor:
 
 
 class _GroupTrainer:
-    """A parameter group with its optimizer, and the module as the runtime wraps it for this group.
-
-    DDP waits for the gradients of the parameters that train, which differ from group to group.
-    """
+    """A parameter group with its optimizer, and the module as the runtime wraps it for this group. DDP waits for the
+    gradients of the parameters that train, which differ from group to group."""
 
     def __init__(self, group: ParameterGroup, phase: Phase, fabric: Fabric) -> None:
         self.group, self.training = group, group.training or phase.training

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional
@@ -17,15 +18,11 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     counts = labels.bincount(minlength=scores.shape[1]).to(scores)
     weights = (1 / counts)[labels]
 
-    def surprise(temperature: Tensor) -> Tensor:
-        return (weights * functional.cross_entropy(scores / temperature, labels, reduction="none")).sum()
+    def surprise(log_temperature: float) -> float:
+        losses = functional.cross_entropy(scores / math.exp(log_temperature), labels, reduction="none")
+        return float((weights * losses).sum())
 
-    low, high = math.log(0.05), math.log(20)
-    for _ in range(4):  # a look from further and further near: there is one lowest place
-        temperatures = torch.linspace(low, high, 21, dtype=torch.float64).exp()
-        best = int(torch.stack([surprise(temperature) for temperature in temperatures]).argmin())
-        low, high = (temperatures[max(0, min(20, best + step))].log().item() for step in (-1, 1))
-    return temperatures[best].item()
+    return math.exp(minimize_scalar(surprise, bounds=(math.log(0.05), math.log(20)), method="bounded").x)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:

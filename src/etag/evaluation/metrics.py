@@ -121,10 +121,7 @@ def summary(matrix: Matrix, classes: Sequence[int]) -> dict[str, float]:
 
 
 def stored_summary(stored: Mapping[str, Any]) -> dict[str, float]:
-    """The value of every metric of a finished run, from the content of its metrics.json.
-
-    A metric that is newer than the run is computed from the stored accuracy matrix.
-    """
+    """Every metric from the content of metrics.json; those newer than the file are computed from its matrix."""
     classes = stored.get("classes_in_task") or stored["classes_per_task"]
     matrix = [row[: step + 1] for step, row in enumerate(stored["accuracy_matrix"])]
     return {

@@ -217,10 +217,8 @@ def default_results(grid: Grid) -> Path:
 
 
 def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
-    """For each label: the number of runs (seeds), and the seconds and arithmetic operations of one of them.
-
-    A few steps are measured once for each method and its options, and scaled to the images of every split.
-    """
+    """For each label: the number of runs (seeds), and the seconds and arithmetic operations of one of them. A few steps
+    are measured once for each method and its options, and scaled to the images of every split."""
     measured: dict[str, Estimate] = {}
     for label, runs in by_label(map(RunStatus, grid.all_runs())).items():
         config = runs[0].run.config

@@ -21,7 +21,7 @@ class EvaluationOptions(Options):
     """What a run saves of its evaluations besides the metrics."""
 
     features: Literal["none", "last", "every"] = Field(
-        "last", description="save features of up to 500 test images after no, the last, or every task (for t-SNE)"
+        "last", description="save test features for t-SNE after no, the last, or every task"
     )
 
 
@@ -41,13 +41,10 @@ def resolve(
     settings: Sequence[str] = (),
     preset: str | None = None,
 ) -> RunConfig:
-    """Combine recipe, preset and settings into a checked configuration.
-
-    `given` holds values by dotted key; `settings` are KEY=VALUE texts. Without a recipe, the one named after the
-    data source is used, if there is one. The `methods` section of a recipe holds settings for single methods, which
-    apply to their variants too (those of ewc to eewc). A preset changes any recipe; its `with_embedding` section is
-    for methods with embedding distillation.
-    """
+    """Combine recipe, preset and settings into a checked configuration. `given` holds values by dotted key; `settings`
+    are KEY=VALUE texts. Without a recipe, the one named after the data source is used, if there is one. The `methods`
+    section of a recipe holds settings for single methods, which apply to their variants too (those of ewc to eewc). A
+    preset changes any recipe; its `with_embedding` section is for methods with embedding distillation."""
     asked: dict[str, Any] = {}
     for key, value in [*(given or {}).items(), *map(_setting, settings)]:
         _put(asked, "method.name" if key == "method" else "data.name" if key == "data" else key, value)

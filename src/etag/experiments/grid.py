@@ -40,7 +40,7 @@ class Block(Options):
     seeds: list[Seed] = Field([0, 1, 2], min_length=1)
     settings: dict[str, Any] = Field(default_factory=dict, description="options by dotted key")
     variants: dict[str, dict[str, Any]] = Field(
-        {"": {}}, min_length=1, description="by name: settings that override the others; '' is the plain method"
+        {"": {}}, min_length=1, description="by name: other settings; '' is the plain method"
     )
     search: Search | None = None
 
@@ -81,10 +81,7 @@ class Grid:
 
     @classmethod
     def load(cls, name: str, plugins: Sequence[str] = ()) -> "Grid":
-        """Read a grid, by name if it comes with the package, else by path; `plugins` are loaded by every run.
-
-        A `grid.yaml` that `etag bench` wrote is read as the original grid.
-        """
+        """Read a grid by name or path, or as it was before `etag bench` added to it; every run loads `plugins`."""
         path = recipes.grid_file(name)
         content = yaml.read(path)
         text, added, _ = path.read_text().partition(ADDED)

@@ -3,8 +3,8 @@
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -18,15 +18,15 @@ from etag.core.evaluation import Evaluation
 from etag.core.scenario import Scenario, Task
 from etag.core.work import Callback
 from etag.data.preprocess import Preprocess
+from etag.data.rows import pick_rows
 from etag.data.scenario import build_scenario
 from etag.engine.progress import ProgressBars, StepLog
 from etag.engine.runtime import Runtime, launch
-from etag.evaluation.embedding import pick_rows
 from etag.evaluation.evaluate import features_pass
 from etag.evaluation.metrics import step_accuracies, summary
 from etag.experiments.config import RunConfig
 from etag.experiments.run_directory import RunDirectory
-from etag.learner.callbacks import create_callbacks
+from etag.learner.callbacks import closing_all, create_callbacks
 from etag.learner.config import LearnerConfig, create_method, parameter_counts
 from etag.learner.learner import Learner, LessonPlan
 from etag.learner.model_directory import About, Lesson
@@ -39,18 +39,11 @@ GENERATED_ROWS, GENERATED_COLUMNS = 10, 12  # of the overview of generated image
 
 
 def run(
-    config: RunConfig,
-    out: Path,
-    *,
-    restart: bool = False,
-    verbose: bool = False,
-    strategy: str = "auto",
+    config: RunConfig, out: Path, *, restart: bool = False, verbose: bool = False, strategy: str = "auto"
 ) -> dict[str, Any]:
-    """Train and evaluate; returns the metrics, which are also in `out`.
-
-    A run that `out` already holds is resumed if its configuration is the same: an unfinished one from its last
-    checkpoint, with the same result as if it had never been interrupted; a finished one is not run again.
-    """
+    """Train and evaluate; returns the metrics, which are also in `out`. A run that `out` already holds is resumed if
+    its configuration is the same: an unfinished one from its last checkpoint, with the same result as if it had never
+    been interrupted; a finished one is not run again."""
     directory = RunDirectory(out)
     if restart or not directory.finished(config):
         launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
@@ -112,7 +105,11 @@ def _learn(
         say(f"{name}: {remark}.")
     images = scenario.images_given(method.info.all_data)
     title = f"{config.method.name} on {config.data.name} {config.split}"
-    with _callbacks(runtime, directory, config, console, title, images) as callbacks, stop.on_signals(say):
+    callbacks: list[Callback] = []
+    if runtime.leader:
+        named = create_callbacks(config.runtime.callbacks, directory.path)
+        callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, images)]
+    with closing_all(callbacks), stop.on_signals(say):
         learner = Learner(method, runtime, directory.model, about, callbacks, stop=stop, say=say)
         for task in scenario.tasks[len(about.history) :]:
             plan = LessonPlan(
@@ -150,33 +147,9 @@ def _save_artifacts(
         images_so_far = first.join(others)
         some = images_so_far.select(pick_rows(images_so_far.labels, SAVED_FEATURES))
         context = method.context
-        found = learner.engine.run_pass(
-            features_pass(some, method.classifier(), context.preprocess, context.placement)
-        )
+        found = learner.engine.run_pass(features_pass(some, method.classifier(), context.preprocess, context.placement))
         if leader:
             directory.save_features(task.index, found["features"], found["labels"])
-
-
-@contextmanager
-def _callbacks(
-    runtime: Runtime,
-    directory: RunDirectory,
-    config: RunConfig,
-    console: Console,
-    title: str,
-    images: Sequence[int],
-) -> Iterator[Sequence[Callback]]:
-    """The callbacks of a run, closed at its end; none in other processes than the leader."""
-    if not runtime.leader:
-        yield []
-        return
-    named = create_callbacks(config.runtime.callbacks, directory.path)
-    callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, images)]
-    try:
-        yield callbacks
-    finally:
-        for callback in callbacks:
-            callback.close()
 
 
 # -- results ---------------------------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ class Calibration:
 
 @torch.no_grad()
 def calibrate(method: AnyMethod, scores: Tensor, labels: Tensor, old_classes: int) -> Calibration:
-    """Fit temperature and threshold to the log-probabilities of held-out images, together with those of features that
-    the method generates for old classes, if it can."""
+    """Fit temperature and threshold to log-probabilities of held-out images and of generated old features."""
     scores, labels, accuracy = scores.cpu(), labels.cpu(), None
     if old_classes and isinstance(method, GeneratesFeatures):
         old = torch.arange(old_classes).repeat_interleave(GENERATED)

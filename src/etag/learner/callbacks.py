@@ -1,6 +1,7 @@
 """Callbacks by name: `runtime.callbacks` turns them on; plug-ins register their own."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,3 +36,13 @@ def create_callbacks(names: Iterable[str], folder: Path) -> list[Callback]:
     """The callbacks of these names for a run or model directory."""
     check_callbacks(names)
     return [CALLBACKS[name](folder) for name in names]
+
+
+@contextmanager
+def closing_all(callbacks: Iterable[Callback]) -> Iterator[None]:
+    """Close the callbacks at the end, however it comes."""
+    try:
+        yield
+    finally:
+        for each in callbacks:
+            each.close()

@@ -28,10 +28,8 @@ def silent(_: str) -> None:
 
 class Learner:
     """Trains a method task by task: begins a task, runs its phases with checkpoints, ends and evaluates it, saves it.
-
     It may run in any thread; `stop.request()` interrupts it at its next checkpoint. Without a directory nothing is
-    saved, for estimates and tests.
-    """
+    saved, for estimates and tests."""
 
     def __init__(
         self,

@@ -133,12 +133,8 @@ class ModelDirectory:
             raise EtagError(f"'{self.path}' exists and is not a model directory: choose another directory.")
         existed = self._versions.is_dir()
         try:
-            self._versions.mkdir(parents=True, exist_ok=True)
-            (self.path / ".lock").touch()
-        except OSError as error:
-            raise EtagError(f"the model directory '{self.path}' cannot be written: {error.strerror}.") from error
-        try:
             with locked(self.path / ".lock", f"another process is changing '{self.path}': wait until it is done."):
+                self._versions.mkdir(exist_ok=True)
                 yield
         finally:
             if not existed and not self.exists() and not self.work.exists():
@@ -184,8 +180,7 @@ class ModelDirectory:
         return [number for number in self.versions if self._content(number)["pinned"]]
 
     def save(self, method: AnyMethod, about: About, keep: int = VERSIONS) -> int:
-        """Add a version and put it in force; returns its number. Checkpoints and older versions beyond `keep` are
-        deleted."""
+        """Add a version and make it current; returns its number. Versions beyond `keep` and checkpoints go."""
         if about.pinned:  # a run has one result: what a killed process saved but did not put in force goes
             for number in self.pinned_versions:
                 shutil.rmtree(self._versions / str(number))

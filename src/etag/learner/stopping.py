@@ -16,11 +16,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A request to stop at the next checkpoint. A second signal stops at once, without saving.
-
-    With several processes it is enough that one of them is asked: `highest` returns the highest number that any
-    process passes to it, so that all stop at the same place.
-    """
+    """A request to stop at the next checkpoint. A second signal stops at once, without saving. With several processes
+    it is enough that one of them is asked: `highest` returns the highest number that any process passes to it, so that
+    all stop at the same place."""
 
     def __init__(self, highest: Callable[[int], int] = int) -> None:
         self.number, self.highest = 0, highest
@@ -31,8 +29,8 @@ class Stop:
 
     @contextmanager
     def on_signals(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Within, SIGINT and SIGTERM are requests to stop. Does nothing outside the main thread, which alone receives
-        signals."""
+        """Within, SIGINT and SIGTERM are requests to stop; in other threads than the main one, which gets no signals,
+        nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -8,10 +8,8 @@ from torch.nn import functional
 
 
 def logit_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """LwF (Li and Hoiem, 2017): cross-entropy of student with teacher logits, both at temperature tau.
-
-    There is no factor tau^2. The minimum is the teacher's entropy, not zero; the gradient is zero there.
-    """
+    """LwF (Li and Hoiem, 2017): cross-entropy of student with teacher logits, both at temperature tau. There is no
+    factor tau^2. The minimum is the teacher's entropy, not zero; the gradient is zero there."""
     return functional.cross_entropy(student / tau, (teacher / tau).softmax(1))
 
 
@@ -22,9 +20,7 @@ def padded_softmax(logits: Tensor, classes: int) -> Tensor:
 
 def padded_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
     """BI-R (van de Ven et al., 2020): tau^2 times the cross-entropy with the teacher's softmax at temperature tau.
-
-    Classes that the teacher does not know are in the student's softmax and have target probability 0.
-    """
+    Classes that the teacher does not know are in the student's softmax and have target probability 0."""
     target = padded_softmax(teacher / tau, student.shape[1])
     return tau**2 * functional.cross_entropy(student / tau, target)
 
@@ -35,21 +31,17 @@ def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def class_activation_map(maps: Tensor, weights: Tensor) -> Tensor:
-    """Grad-CAM at the last stage in closed form: (images, height, width).
-
-    `weights` has one row per image: the linear head's weights of the class to explain. With global pooling and a
-    linear head, the gradient of a logit with respect to a map is the class's weight divided by the map's size.
-    """
+    """Grad-CAM at the last stage in closed form: (images, height, width). `weights` has one row per image: the linear
+    head's weights of the class to explain. With global pooling and a linear head, the gradient of a logit with respect
+    to a map is the class's weight divided by the map's size."""
     size = maps.shape[2] * maps.shape[3]
     return functional.relu(torch.einsum("nchw,nc->nhw", maps, weights / size))
 
 
 def gradient_activation_map(maps: Tensor, logits: Tensor, create_graph: bool) -> Tensor:
-    """Grad-CAM (Selvaraju et al., 2017) at any stage: (images, height, width).
-
-    `logits` has one value per image, the logit to explain, computed from `maps`. With `create_graph` the result is
-    differentiable, which needs second-order gradients.
-    """
+    """Grad-CAM (Selvaraju et al., 2017) at any stage: (images, height, width). `logits` has one value per image, the
+    logit to explain, computed from `maps`. With `create_graph` the result is differentiable, which needs second-order
+    gradients."""
     (gradient,) = torch.autograd.grad(logits.sum(), maps, create_graph=create_graph)
     return functional.relu((maps * gradient.mean((2, 3), keepdim=True)).sum(1))
 
@@ -61,10 +53,8 @@ def attention_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def pod_spatial(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """PODNet (Douillard et al., 2020): 2-norm of the difference of pooled maps, averaged over images and stages.
-
-    The squared maps are pooled along the width and along the height, and the result is scaled to unit norm.
-    """
+    """PODNet (Douillard et al., 2020): 2-norm of the difference of pooled maps, averaged over images and stages. The
+    squared maps are pooled along the width and along the height, and the result is scaled to unit norm."""
     distances = [
         torch.linalg.vector_norm(_pooled(new) - _pooled(old), dim=1).mean()
         for new, old in zip(student, teacher, strict=True)

@@ -15,10 +15,8 @@ def confidence(logits: Tensor, tau: float) -> Tensor:
 
 
 def class_balance(logits: Tensor) -> Tensor:
-    """Return how unevenly a batch is spread over K classes: 1 + sum p log p / log K, where p is the mean softmax.
-
-    It is 0 when all classes have an equal share and 1 when one class has all.
-    """
+    """Return how unevenly a batch is spread over K classes: 1 + sum p log p / log K, where p is the mean softmax. It is
+    0 when all classes have an equal share and 1 when one class has all."""
     classes = logits.shape[1]
     if classes == 1:
         return logits.sum() * 0

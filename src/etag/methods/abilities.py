@@ -37,5 +37,5 @@ class GeneratesImages(Protocol):
     """Can generate images of the classes it knows."""
 
     def generate_images(self, rows: int, columns: int) -> Tensor | None:
-        """Pixels between 0 and 1, row by row; the images of a row are of one class where the method can choose it.
-        None before there is anything to generate."""
+        """Pixels between 0 and 1, row by row; the images of a row are of one class where the method can choose it. None
+        before there is anything to generate."""

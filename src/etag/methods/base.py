@@ -58,11 +58,11 @@ class MethodOptions(Options):
 
     name: str = Field(description="name of the method")
     batch_norm: Literal["train", "frozen"] = Field(
-        "train", description="BatchNorm statistics after the base task: follow the data (train), or stay (frozen)"
+        "train", description="after the base task, BatchNorm statistics follow the data (train), or stay (frozen)"
     )
     head: HeadOptions = Field(HeadOptions(), description="the layer that maps features to class scores")
     embedding: EmbeddingOptions | None = Field(
-        None, description="embedding distillation besides the method's own terms; the prefix e of a name turns it on"
+        None, description="embedding distillation; the prefix e of a name adds it"
     )
 
     @model_validator(mode="before")
@@ -227,10 +227,7 @@ class Method(ABC, Generic[OptionsT]):
         self.parts[generator.role] = generator.network
 
     def load_weights(self) -> WeightsReport | None:
-        """Before the first task: load `model.weights` into the backbone, if it is set.
-
-        Not a part of `build`: a saved model is rebuilt without the file it once started from.
-        """
+        """Load `model.weights`, if set, before the first task; a saved model is rebuilt without that file."""
         path = self.context.model.weights
         return None if path is None else load_weights(self.solver.backbone, path)
 
@@ -294,11 +291,8 @@ class Method(ABC, Generic[OptionsT]):
 
     def solver_phase(self, task: Task, terms: Sequence[Term], *, old_classes: bool | None = None) -> Phase:
         """Train the solver on the task's images and stored exemplars, with these terms and those of embedding
-        distillation.
-
-        `old_classes` says whether the head's rows of old classes are trained; by default they are, unless each task
-        has its own head.
-        """
+        distillation. `old_classes` says whether the head's rows of old classes are trained; by default they are, unless
+        each task has its own head."""
         training = self.context.train.for_task(task.index)
         task, held_out = task.holding_out(training.validation)
         e = self.embedding
@@ -360,14 +354,10 @@ class Method(ABC, Generic[OptionsT]):
         batches = self.pass_batches(name, images, augment=augmented_passes > 0)
         return DataPass(name, Features(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 
-    def pass_batches(
-        self, name: str, images: ImageSet, augment: bool = False, size: int | None = None
-    ) -> ImageBatches:
+    def pass_batches(self, name: str, images: ImageSet, augment: bool = False, size: int | None = None) -> ImageBatches:
         """Batches of images in the order of the data; large ones by default, because no gradients are held."""
         c, size = self.context, size or 4 * self.context.train.batch_size
-        return ImageBatches(
-            images, c.preprocess, size, self.stream(name), c.placement, augment=augment, shuffle=False
-        )
+        return ImageBatches(images, c.preprocess, size, self.stream(name), c.placement, augment=augment, shuffle=False)
 
     def store_exemplars(self, task: Task) -> Plan:
         """Choose and store exemplars of the task's classes, if the method stores any."""
@@ -411,9 +401,7 @@ class Method(ABC, Generic[OptionsT]):
     def remove_class(self, label: int) -> None:
         """Remove a class from solver and generator; for methods that can forget."""
         if self.memory is not None or self.options.head.growth != "growing" or self.options.head.per_task:
-            raise EtagError(
-                f"{self.options.name} can forget a class only with one growing head and without exemplars."
-            )
+            raise EtagError(f"{self.options.name} can forget a class only with one growing head and without exemplars.")
         task, place = 0, label
         while place >= self.task_sizes[task]:
             place -= self.task_sizes[task]

@@ -93,10 +93,7 @@ class ReplayObjective(nn.Module):
         codes = reparameterize(mean, log_variance, noise)
         divergence = sampled_divergence(noise, log_variance, network.prior.log_density(codes, shares))
         recon = squared_error(network.decode(codes, shares), features) / network.features
-        return network.head(hidden), {
-            "recon": recon,
-            "kl": divergence / self._kl_divisor,
-        }
+        return network.head(hidden), {"recon": recon, "kl": divergence / self._kl_divisor}
 
 
 class BirOptions(FrozenFeatureMethodOptions):
@@ -105,8 +102,7 @@ class BirOptions(FrozenFeatureMethodOptions):
     generator: ReplayNetworkOptions = Field(ReplayNetworkOptions(), description="the network")
     tau: PositiveFloat = Field(2.0, description="temperature of the soft predictions")
     kl_divisor: PositiveFloat | None = Field(
-        None,
-        description="divisor of the divergence from the prior; None: number of features; release: 3072",
+        None, description="divisor of the KL term; None: number of features; release: 3072"
     )
 
 

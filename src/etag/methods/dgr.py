@@ -49,14 +49,12 @@ class DgrOptions(MethodOptions):
 
     head_growths: ClassVar[tuple[str, ...]] = ("growing", "fixed")
     guidance: bool = Field(False, description="the frozen solver guides the VAE's training: Tag")
-    guide_weight: NonNegativeFloat = Field(
-        1.0, description="weight of the guiding cross-entropy against the log-likelihood, a sum over all pixels"
-    )
+    guide_weight: NonNegativeFloat = Field(1.0, description="weight of the guiding cross-entropy")
     guide_input: Literal["prior", "reconstruction"] = Field(
-        "prior", description="what the solver guides: samples from the prior, or reconstructions of the images"
+        "prior", description="guide samples from the prior, or reconstructions"
     )
     generator: Annotated[ImageVariationalOptions | ImageAdversarialOptions, Field(discriminator="kind")] = Field(
-        ImageVariationalOptions(), description="cvae or wgan, by `kind`; a name alone takes its defaults"
+        ImageVariationalOptions(), description="cvae or wgan, by `kind` or by name alone"
     )
 
     _by_kind = field_validator("generator", mode="before")(options_by_kind)

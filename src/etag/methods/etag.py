@@ -39,21 +39,17 @@ class EtagOptions(MethodOptions):
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
     guidance: bool = Field(True, description="the frozen classifier guides the VAE's training (third line of Eq. 6)")
     lambda_ce: NonNegativeFloat | None = Field(
-        None, description="weight of generated features in Eq. (5); None is m_old / m_new"
+        None, description="weight of generated features in Eq. (5); None: m_old / m_new"
     )
-    lambda_l2: NonNegativeFloat | None = Field(
-        None, description="weight of Eq. (3) in Eq. (9); None is m_old / m_new"
-    )
-    lambda_vae: NonNegativeFloat | None = Field(
-        None, description="weight of Eq. (7) in Eq. (10); None is m_old / m_new"
-    )
+    lambda_l2: NonNegativeFloat | None = Field(None, description="weight of Eq. (3) in Eq. (9); None is m_old / m_new")
+    lambda_vae: NonNegativeFloat | None = Field(None, description="weight of Eq. (7) in Eq. (10); None: m_old / m_new")
     refit: TrainOptions | None = Field(
         None,
-        description="after each task but the base one, train the head once more, alone, on features of the new "
-        "images and generated ones, weighted as in Eq. (5): after short training the head lags behind the backbone",
+        description="after each task but the base one, train the head alone once more, on features of new "
+        "images and generated ones, weighted as in Eq. (5)",
     )
     generator: GeneratorOptions = Field(
-        VariationalOptions(), description="cvae, wgan or prototypes, by `kind`; a name alone takes its defaults"
+        VariationalOptions(), description="cvae, wgan or prototypes, by `kind` or by name alone"
     )
     fidelity: FidelityOptions = Field(FidelityOptions(), description="paper or authors' release")
 
@@ -163,8 +159,8 @@ class ETag(Method[EtagOptions]):
     # -- more than the paper ---------------------------------------------------------------------------------------
 
     def update(self, task: Task, number: int) -> Plan:
-        """Learn more images of known classes: the backbone stays; head and generator train on features of the images
-        beside generated ones of all classes."""
+        """Learn more images of known classes: head and generator train beside generated features; the backbone
+        stays."""
         generator, stream = require(self.generator), self.stream("update", number)
         training = generator.update_training
         generator.begin_task(task)

@@ -20,7 +20,7 @@ class EwcOptions(PerTaskMethodOptions):
     weight: NonNegativeFloat = Field(10_000.0, description="weight of the penalty")
     importance: ImportanceOptions = Field(ImportanceOptions(), description="estimation of the Fisher information")
     labels: Literal["argmax", "true", "multinomial"] = Field(
-        "argmax", description="labels whose likelihood is differentiated: the likeliest, the true, or drawn ones"
+        "argmax", description="labels of the likelihood: likeliest, true, or drawn"
     )
 
 
@@ -54,4 +54,4 @@ class EWC(Method[EwcOptions]):
         yield self.solver_phase(task, terms)
         size = self.context.train.for_task(task.index).batch_size
         batches = partial(self.pass_batches, "importance", size=size)
-        yield from self.importance.measure(task, self.solver, batches, self.stream("importance"))
+        yield from self.importance.measure(task, self.solver, batches)

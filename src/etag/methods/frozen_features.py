@@ -24,13 +24,10 @@ class FrozenFeatureOptions(Options):
     """Where the frozen features come from, which decides much of what such a method reaches."""
 
     source: Literal["base", "weights"] = Field(
-        "base", description="the backbone is trained on the base task, or loaded from `model.weights` and not trained"
-    )
-    standardize: bool = Field(
-        True, description="shift and scale each feature to zero mean and unit variance over the base task's images"
+        "base", description="backbone trained at the base task, or loaded (`model.weights`)"
     )
     passes: PositiveInt = Field(
-        10, description="augmented passes over the task's images whose features are cached; epochs use them in turn"
+        10, description="augmented passes over the images whose features are cached; epochs use them in turn"
     )
 
 
@@ -76,7 +73,7 @@ class FrozenFeatureMethod(Method[OptionsT]):
         if task.index == 0 and o.source == "base":
             yield self.solver_phase(task, [self.cross_entropy(task)])
         cached = CachedFeatures.of((yield self.features_pass("features", task.train, o.passes)), len(task.train))
-        if task.index == 0 and o.standardize:
+        if task.index == 0:
             self.scale.fit(cached.all_features)
         yield from self.learn_features(task, replace(cached, passes=self.scale(cached.passes)))
 

@@ -64,8 +64,7 @@ class GcOptions(FrozenFeatureMethodOptions):
 
     generator: ClassVAEOptions = Field(ClassVAEOptions(), description="the VAE of a class")
     samples: PositiveInt | Literal["mean"] = Field(
-        "mean",
-        description="latent codes in the importance sampling of the likelihood; mean uses the mean code alone: fast",
+        "mean", description="latent codes per likelihood; mean: the mean code only, fast"
     )
 
 

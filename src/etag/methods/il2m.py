@@ -19,9 +19,7 @@ class Il2mOptions(ExemplarMethodOptions):
     """Options of IL2M."""
 
     exemplars: ExemplarOptions = Field(ExemplarOptions(), description="images to store")
-    rectify: bool = Field(
-        True, description="give old classes back the scores they once had; false is fine-tuning with exemplars"
-    )
+    rectify: bool = Field(True, description="give old classes back the scores they once had")
 
 
 @method(
@@ -52,9 +50,7 @@ class IL2M(Method[Il2mOptions]):
         batches = self.pass_batches("scores", self.memory.joined_to(task.train))
         found = yield DataPass("scores", _ScoreSums(self.solver, task), batches, reduce="sum")
         own = found["own"] / found["images"].clamp(min=1)
-        self.scores.add_task(
-            own[task.old :], own[: task.old], found["confidence"] / found["images"][task.old :].sum()
-        )
+        self.scores.add_task(own[task.old :], own[: task.old], found["confidence"] / found["images"][task.old :].sum())
         yield from self.store_exemplars(task)
 
     def answer_rule(self) -> AnswerRule:

@@ -15,7 +15,7 @@ class JointOptions(MethodOptions):
 
     head_kinds: ClassVar[tuple[str, ...]] = ("linear", "cosine")
     start: Literal["warm", "scratch"] = Field(
-        "warm", description="continue from the previous task's solver, or start each task from scratch"
+        "warm", description="from the previous task's solver, or anew at each task"
     )
 
 

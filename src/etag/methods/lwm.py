@@ -21,9 +21,7 @@ class LwmOptions(PerTaskMethodOptions):
     gamma: NonNegativeFloat = Field(1.0, description="weight of the distillation of attention maps")
     tau: PositiveFloat = Field(2.0, description="temperature of the distillation of outputs")
     stage: PositiveInt | None = Field(
-        None,
-        description="stage whose attention is distilled; None is the last stage whose map has more than one pixel. "
-        "Stages before the last take second-order gradients",
+        None, description="stage whose attention is distilled; None: the last with maps of several pixels"
     )
 
 

@@ -24,8 +24,7 @@ class PassOptions(MethodOptions):
     tau: PositiveFloat = Field(0.1, description="temperature of the cross-entropies")
     l2_weight: NonNegativeFloat = Field(10.0, description="weight of the distillation of features")
     l2_reduction: Literal["mean_norm", "frobenius"] = Field(
-        "frobenius",
-        description="norm of the whole batch's difference (PASS; it grows with the batch), or the mean over images",
+        "frobenius", description="one norm of the batch, or the mean over images"
     )
     replay_weight: NonNegativeFloat = Field(10.0, description="weight of the cross-entropy on augmented prototypes")
 
@@ -75,7 +74,7 @@ class PASS(Method[PassOptions]):
         """Cross-entropy on old prototypes with noise of the base classes' radius."""
 
         def compute(step: Step) -> Tensor:
-            labels, features = self.prototypes.generate(step.batch, task, step.batch.total, "radius")
+            labels, features = self.prototypes.generate(step.batch, task, step.batch.total, noise=True)
             return cross_entropy(self.solver.head(features) / self.options.tau, labels * self.outputs_per_class)
 
         return Term("replay", compute, self.options.replay_weight)

@@ -34,18 +34,12 @@ class PodnetOptions(ExemplarMethodOptions):
     preset: ClassVar[dict[str, Any]] = {"head": {"kind": "proxies"}}
     head_kinds: ClassVar[tuple[str, ...]] = ("proxies",)
     exemplars: ExemplarOptions = Field(ExemplarOptions(), description="images to store")
-    spatial: NonNegativeFloat = Field(
-        3.0, description="weight of POD-spatial, times sqrt(seen / new); 8 for ImageNet"
-    )
+    spatial: NonNegativeFloat = Field(3.0, description="weight of POD-spatial, times sqrt(seen / new); 8 for ImageNet")
     flat: NonNegativeFloat = Field(1.0, description="weight of POD-flat, times sqrt(seen / new); 10 for ImageNet")
     margin: NonNegativeFloat = Field(0.6, description="margin of the NCA loss, on the positive")
-    released_nca: bool = Field(
-        False, description="the NCA loss as in the authors' code: without margin, with one term too many"
-    )
+    released_nca: bool = Field(False, description="the NCA loss as released: no margin, one term more")
     imprint: bool = Field(True, description="initialize the proxies of new classes with k-means of their features")
-    balanced: BalancedOptions | None = Field(
-        BalancedOptions(), description="fine-tuning of the head on exemplars; None skips it"
-    )
+    balanced: BalancedOptions | None = Field(BalancedOptions(), description="head training on exemplars; None: none")
 
 
 @method(
@@ -71,10 +65,8 @@ class PODNet(Method[PodnetOptions]):
         self.check_maps()
 
     def phases(self, task: Task) -> Plan:
-        """Imprint new rows, train the solver, store exemplars, train the head on balanced data.
-
-        The last phase leaves the backbone as it is, so the distillations, which only depend on it, are left out.
-        """
+        """Imprint new rows, train the solver, store exemplars, train the head on balanced data. The last phase leaves
+        the backbone as it is, so the distillations, which only depend on it, are left out."""
         o, terms = self.options, [self.nca()]
         if task.index:
             if o.imprint:

@@ -39,11 +39,8 @@ C = TypeVar("C", bound=type[AnyMethod])
 
 
 def method(name: str, info: MethodInfo, sections: Sequence[str] = ()) -> Callable[[C], C]:
-    """Decorator: register a method under its name.
-
-    `sections` names the sections of a recipe's `methods` that apply to it, in order; by default those of its parent
-    class and its own.
-    """
+    """Decorator: register a method under its name. `sections` names the sections of a recipe's `methods` that apply to
+    it, in order; by default those of its parent class and its own."""
 
     def register(cls: C) -> C:
         own = (name, cls.Options.preset)
@@ -60,9 +57,7 @@ def variant(of: type[AnyMethod], name: str, info: MethodInfo, preset: dict[str, 
     members: dict[str, Any] = {"__doc__": info.summary, "__module__": of.__module__}
     options = type(f"{of.Options.__name__}_{name}", (of.Options,), members | {"preset": preset})
     members |= {"Options": options, "info": info, "name": name, "has_embedded_variant": False}
-    created: type[AnyMethod] = type(
-        f"{of.__name__}_{name}", (of,), members | {"layers": (*of.layers, (name, preset))}
-    )
+    created: type[AnyMethod] = type(f"{of.__name__}_{name}", (of,), members | {"layers": (*of.layers, (name, preset))})
     return created
 
 

@@ -56,11 +56,9 @@ class PerTaskRule(AnswerRule):
 
 
 class ClassScores(StoredTensors, Described):
-    """IL2M's second memory: mean scores of classes, and mean confidences of tasks.
-
-    For each class its mean score on its own images when it was learned (`initial`) and now (`current`); for each task
-    how confident the solver was on its images when they were new (`confidence`).
-    """
+    """IL2M's second memory: mean scores of classes, and mean confidences of tasks. For each class its mean score on its
+    own images when it was learned (`initial`) and now (`current`); for each task how confident the solver was on its
+    images when they were new (`confidence`)."""
 
     initial: Tensor
     current: Tensor

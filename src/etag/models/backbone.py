@@ -18,17 +18,14 @@ class ModelOptions(Options):
 
     backbone: str = Field("resnet18", description="name of the backbone")
     width: PositiveInt | None = Field(
-        None, description="channels of the first layer; the others scale with it. None is the standard network"
+        None, description="channels of the first layer; the others scale with it; None: standard"
     )
     stem: Literal["auto", "cifar", "imagenet"] = Field(
-        "auto",
-        description="first layers of ResNets and MobileNetV2: cifar preserves the side of small images, imagenet "
-        "reduces it at once; auto takes imagenet above 64 pixels",
+        "auto", description="first layers: cifar keeps the side of small images; auto: imagenet above 64 pixels"
     )
     weights: str | None = Field(
         None,
-        description="file with initial backbone weights: safetensors or a PyTorch state dict, with our names or, for "
-        "ResNets, torchvision's",
+        description="file of backbone weights: safetensors or a PyTorch state dict; for ResNets also torchvision's",
     )
 
     def imagenet_stem(self, size: int) -> bool:
@@ -37,11 +34,9 @@ class ModelOptions(Options):
 
 
 class Backbone(nn.Module, ABC):
-    """A feature extractor in L stages; `stages[0]` begins with the stem.
-
-    A stage's last layer is its activation and nothing else, so that its map can be read before it. Features are not
-    negative (the generators of features end in a ReLU), unless `signed` is set: then there is no last activation.
-    """
+    """A feature extractor in L stages; `stages[0]` begins with the stem. A stage's last layer is its activation and
+    nothing else, so that its map can be read before it. Features are not negative (the generators of features end in a
+    ReLU), unless `signed` is set: then there is no last activation."""
 
     stages: Modules[nn.Sequential]
     feature_size: int
@@ -56,11 +51,9 @@ class Backbone(nn.Module, ABC):
         side. `short` asks for a stage of the same shapes with fewer layers, where the backbone has one."""
 
     def branch(self, stage: int, short: bool = False) -> nn.Module:
-        """New stages that lead from the map after `stage` (1 .. L) to a map that can be pooled.
-
-        They repeat the architecture of the stages that follow, or a short form of it; behind the last stage there is
-        one more of its kind.
-        """
+        """New stages that lead from the map after `stage` (1 .. L) to a map that can be pooled. They repeat the
+        architecture of the stages that follow, or a short form of it; behind the last stage there is one more of its
+        kind."""
         last = max(len(self.stages), stage + 1)
         return nn.Sequential(*(self.new_stage(number, short) for number in range(stage + 1, last + 1)))
 

@@ -55,12 +55,9 @@ class ClassVAEs(Described):
         return generated
 
     def log_likelihoods(self, features: Tensor, noise: Tensor) -> Tensor:
-        """Return log p(f) of each row under each class's VAE: (rows, classes).
-
-        It is estimated by importance sampling, log 1/S sum_s p(f | z_s) p(z_s) / q(z_s | f), where z_s is computed
-        from row s of the standard normal `noise` (S, latent), the same for all rows and classes. With one row of
-        zeros, z is the mean of q.
-        """
+        """Return log p(f) of each row under each class's VAE: (rows, classes). It is estimated by importance sampling,
+        log 1/S sum_s p(f | z_s) p(z_s) / q(z_s | f), where z_s is computed from row s of the standard normal `noise`
+        (S, latent), the same for all rows and classes. With one row of zeros, z is the mean of q."""
         classes, hidden = self.decoder.bias.shape[0], self.decoder.bias.shape[2]
         rows = max(1, MAX_HIDDEN // (classes * len(noise) * hidden))
         squares = self.decoder_out.weight @ self.decoder_out.weight.mT  # (classes, hidden, hidden)

@@ -39,10 +39,8 @@ class ConditionalLinear(nn.Module):
 
 
 class Residuals(StoredTensors):
-    """Statistics of a decoder's errors: one mean per class, and one covariance for all classes.
-
-    With them a generated feature is a sample of p(f | y, z) = N(decoder(z, y) + mean_y, covariance).
-    """
+    """Statistics of a decoder's errors: one mean per class, and one covariance for all classes. With them a generated
+    feature is a sample of p(f | y, z) = N(decoder(z, y) + mean_y, covariance)."""
 
     means: Tensor
     factor: Tensor  # lower triangular; factor @ factor.T is the covariance
@@ -72,11 +70,9 @@ class Residuals(StoredTensors):
 
 
 class ConditionalVAE(nn.Module):
-    """Encoder q(z | f, y) and decoder p(f | y, z), with two hidden layers each.
-
-    The output ends in a ReLU, since features are not negative; with `bounded` it ends in a sigmoid, for pixels. With
-    `residuals` the statistics of the decoder's errors are stored too.
-    """
+    """Encoder q(z | f, y) and decoder p(f | y, z), with two hidden layers each. The output ends in a ReLU, since
+    features are not negative; with `bounded` it ends in a sigmoid, for pixels. With `residuals` the statistics of the
+    decoder's errors are stored too."""
 
     def __init__(
         self, features: int, latent: int = 200, hidden: int = 512, bounded: bool = False, residuals: bool = False

@@ -18,16 +18,14 @@ class HeadOptions(Options):
     """The layer that maps features to class scores."""
 
     kind: Literal["linear", "cosine", "proxies"] = Field(
-        "linear", description="linear layer, scaled cosines, or several scaled cosine proxies per class"
+        "linear", description="linear layer, scaled cosines, or several cosines per class"
     )
     growth: Literal["growing", "fixed"] = Field(
-        "growing", description="outputs are added task by task, or (fixed) all exist from the start"
+        "growing", description="outputs are added with each task, or all exist at once"
     )
     per_task: bool = Field(False, description="one head per task; only the newest is trained")
     answer: Literal["probability", "logit"] = Field(
-        "probability",
-        description="how heads of several tasks are compared: the highest probability over each head's own softmax "
-        "(the paper), or the highest logit of all heads (FACIL)",
+        "probability", description="several heads compare the probabilities of each (the paper), or logits (FACIL)"
     )
     bias: bool = Field(True, description="bias of a linear head")
     scale: PositiveFloat = Field(1.0, description="initial value of the learned scale of cosine and proxy heads")
@@ -56,11 +54,8 @@ class HeadOptions(Options):
 
 
 class LinearHead(Described):
-    """A linear layer whose rows come in blocks of parameters.
-
-    A block is the unit of freezing: a row with zero gradient inside a larger parameter would still be moved by
-    Adam's weight decay.
-    """
+    """A linear layer whose rows come in blocks of parameters. A block is the unit of freezing: a row with zero gradient
+    inside a larger parameter would still be moved by Adam's weight decay."""
 
     def __init__(self, features: int, bias: bool = True, block_sizes: Sequence[int] = ()) -> None:
         super().__init__()

@@ -17,10 +17,8 @@ MIN_SIDE = 7  # the first map has at least this side, if images have at least tw
 
 
 class ImageGenerator(nn.Module):
-    """Maps standard normal codes to normalized images: a linear layer, then blocks that each double the side.
-
-    The last layer, a BatchNorm without weights, gives every channel zero mean and unit variance over the batch.
-    """
+    """Maps standard normal codes to normalized images: a linear layer, then blocks that each double the side. The last
+    layer, a BatchNorm without weights, gives every channel zero mean and unit variance over the batch."""
 
     def __init__(self, channels: int, size: int, latent: int = 1000) -> None:
         super().__init__()
@@ -52,10 +50,8 @@ LayerStatistics = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class BatchNormRecorder(nn.Module):
-    """Wraps a solver, without copying it, to also return the statistics of what enters its BatchNorm layers.
-
-    The solver always stays in evaluation mode.
-    """
+    """Wraps a solver, without copying it, to also return the statistics of what enters its BatchNorm layers. The solver
+    always stays in evaluation mode."""
 
     def __init__(self, solver: Solver) -> None:
         super().__init__()
@@ -66,8 +62,8 @@ class BatchNormRecorder(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[LayerStatistics]]:
-        """Return the logits, and the statistics of every BatchNorm layer of the backbone; folding is off, else these
-        layers would not run."""
+        """Return the logits and the statistics of every BatchNorm layer; nothing is folded, else these would not
+        run."""
         statistics: list[LayerStatistics] = []
         pairs = [part for part in self.solver.backbone.modules() if isinstance(part, ConvNorm)]
         norms = [part for part in self.solver.backbone.modules() if isinstance(part, BatchNorm)]

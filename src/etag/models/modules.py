@@ -34,11 +34,9 @@ class StoredTensors(nn.Module):
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution followed by BatchNorm; in evaluation mode the two are folded into one convolution.
-
-    Outputs and gradients are mathematically the same, without BatchNorm's own passes over the maps. Set `folds` to
-    False to run BatchNorm as a layer, for instance to observe its input.
-    """
+    """A convolution followed by BatchNorm; in evaluation mode the two are folded into one convolution. Outputs and
+    gradients are mathematically the same, without BatchNorm's own passes over the maps. Set `folds` to False to run
+    BatchNorm as a layer, for instance to observe its input."""
 
     folds = True
 

@@ -48,8 +48,7 @@ class Solver(nn.Module):
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
 
     def parameters_for(self, need: Need, old_classes: bool = True) -> list[nn.Parameter]:
-        """The parameters that enter what is needed; without `old_classes` the head's rows of old classes are left
-        out."""
+        """The parameters that enter what is needed; the head's rows of old classes only with `old_classes`."""
         parts = [self.backbone, *self._auxiliaries_for(need)]
         head = list(self.head.parameters()) if old_classes else self.head.trained_with_new
         return [*(parameter for part in parts for parameter in part.parameters()), *head]
@@ -63,11 +62,9 @@ class Solver(nn.Module):
         return list(self.auxiliaries) if need & Need.AUXILIARY else []
 
     def forward(self, views: Tensor | Views, need: Need) -> Outputs:
-        """The needed outputs of one pass over images, or over images and their views.
-
-        The last stage processes the additional views only where a term needs them there: it is the most expensive
-        part that embedding distillation does not need.
-        """
+        """The needed outputs of one pass over images, or over images and their views. The last stage processes the
+        additional views only where a term needs them there: it is the most expensive part that embedding distillation
+        does not need."""
         outputs = Outputs()
         auxiliaries = self._auxiliaries_for(need)
         if isinstance(views, Tensor):
@@ -99,12 +96,9 @@ class Solver(nn.Module):
         return outputs
 
     def _separate(self, need: Need) -> bool:
-        """Whether the images pass the stages separately from their other views.
-
-        They must where BatchNorm is in training mode and the views serve the auxiliaries only: these must not change
-        what the head learns from. They also do where maps are needed, so that the rest is computed from those very
-        maps.
-        """
+        """Whether the images pass the stages separately from their other views. They must where BatchNorm is in
+        training mode and the views serve the auxiliaries only: these must not change what the head learns from. They
+        also do where maps are needed, so that the rest is computed from those very maps."""
         if need & Need.STAGES:
             return True
         batch_statistics = uses_batch_statistics(self.backbone)

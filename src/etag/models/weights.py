@@ -30,9 +30,7 @@ def load_weights(backbone: Backbone, path: str) -> WeightsReport:
     """Load the tensors of a file into the backbone; if any does not fit, raise an EtagError and load none."""
     file = Path(path).expanduser()
     tensors, own = read_tensors(file), backbone.state_dict()
-    named = {
-        backbone.translate_name(name.removeprefix("solver.").removeprefix("backbone.")): name for name in tensors
-    }
+    named = {backbone.translate_name(name.removeprefix("solver.").removeprefix("backbone.")): name for name in tensors}
     both = {name: tensors[named[name]] for name in own if name in named}
     # BatchNorm's step counters are not used and may be missing
     missing = [name for name in own if name not in named and not name.endswith(".num_batches_tracked")]

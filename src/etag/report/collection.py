@@ -22,8 +22,7 @@ SEARCH = "search"  # runs below `search/` belong to a parameter search
 
 
 class PlannedBlock(BaseModel):
-    """The runs of one block of a grid: every combination of these. Options of runs are not checked, because the file
-    may be older than today's options."""
+    """Every combination of these is a planned run. Options are not checked: the file may be older than they are."""
 
     recipe: str | None = None
     methods: list[str] = []
@@ -94,6 +93,7 @@ class Collection:
     groups: list[RunGroup]
     grids: list[GridFolder]
     unfinished: list[Path]
+    named: bool = False  # by their own directories, not by folders that hold them
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -120,7 +120,7 @@ def named_runs(paths: Sequence[Path]) -> Collection:
     """Runs on the same data and split, given by their directories, as one group."""
     records = [read_run(path, logs=False) for path in {path.resolve(): path for path in paths}.values()]
     check_comparable(records)
-    return Collection([group_runs(records, _title(records[0]))], [], [])
+    return Collection([group_runs(records, _title(records[0]))], [], [], named=True)
 
 
 def read_collection(folders: Sequence[Path]) -> Collection:

@@ -43,40 +43,34 @@ class Section:
         return list(dict.fromkeys(note for table in self.tables for note in table.notes))
 
 
-def write_comparison(runs: Sequence[Path], out: Path, reference: str | None = None) -> Path:
-    """Write one page that compares runs on the same data and split; returns its path.
-
-    The page links to the report of every run; runs that have none get one. `reference` names the method that the
-    others are compared with.
-    """
-    collection = named_runs(runs)
-    check_reference(collection.groups, reference)
-    for run in runs:
-        if not (run / REPORT).exists():
-            write_run_report(run)
-    sections = _sections(collection.groups, reference)
-    return write_page(out, "comparison.html", _values(collection, sections, out.parent))
-
-
-def write_collection(folders: Sequence[Path], out: Path, reference: str | None = None) -> tuple[Path, Collection]:
-    """Write a page about all runs below these folders, and `tables/` and `figures/` beside it; returns the path of
-    the page and the runs. `reference` names the method that the others are compared with."""
-    collection = read_collection(folders)
+def write_comparison(paths: Sequence[Path], out: Path, reference: str | None = None) -> tuple[Path, Collection]:
+    """Write a page that compares runs; returns its path and the runs. `reference` names what all are compared with.
+    For folders of runs, tables and figures are written beside it; of runs that are named, each gets its own report."""
+    collection = _collection(paths)
     check_reference(collection.groups, reference)
     sections = _sections(collection.groups, reference)
-    notices = [f"Notice. {notice}" for notice in collection.notices]
-    for part in sections:
-        for table in part.tables:
-            _write_table(replace(table, notes=[*notices, *table.notes]), out.parent / "tables")
-        for figure in part.figures:
-            _write_figure(figure, out.parent / "figures")
+    if collection.named:
+        for run in paths:
+            if not (run / REPORT).exists():
+                write_run_report(run)
+    else:
+        notices = [f"Notice. {notice}" for notice in collection.notices]
+        for part in sections:
+            for table in part.tables:
+                _write_table(replace(table, notes=[*notices, *table.notes]), out.parent / "tables")
+            for figure in part.figures:
+                _write_figure(figure, out.parent / "figures")
     return write_page(out, "comparison.html", _values(collection, sections, out.parent)), collection
+
+
+def _collection(paths: Sequence[Path]) -> Collection:
+    return named_runs(paths) if all(map(is_run, paths)) else read_collection(paths)
 
 
 def write_curves(paths: Sequence[Path], out: Path) -> Path:
     """Draw the accuracy after each task of runs on the same data and split; returns the path of the figure."""
     check_figure_name(out)
-    groups = (named_runs(paths) if all(map(is_run, paths)) else read_collection(paths)).groups
+    groups = _collection(paths).groups
     if len(groups) > 1:
         titles = ", ".join(group.title for group in groups)
         raise EtagError(f"One figure shows runs on the same data and split, but these are on {titles}: name fewer.")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from etag.core.errors import EtagError
-from etag.evaluation.embedding import LEAST_ROWS, pick_rows, tsne
+from etag.data.rows import pick_rows
 from etag.report.records import RunRecord, task_files
 
 FOLDER = "features"
@@ -19,6 +19,7 @@ UNREADABLE = (
     *(OSError, ValueError, KeyError, EOFError, MemoryError, AttributeError, TypeError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error),
 )
+LEAST_ROWS = 4  # t-SNE needs so many
 POINTS, SEED = 1000, 0  # more points would hide each other, and t-SNE would take minutes
 PANELS = 6  # of one run in one figure: more would be too small to see
 
@@ -34,11 +35,6 @@ class Embedding:
     labels: list[int]
 
 
-def saved_tasks(run: RunRecord) -> list[int]:
-    """The tasks (from 1) after which the run saved features, rising."""
-    return list(task_files(run.path / FOLDER, "npz"))
-
-
 def embeddings(run: RunRecord, tasks: Collection[int]) -> dict[int, Embedding]:
     """The t-SNE of the features saved after these tasks, by task; tasks with too few images are left out."""
     files = task_files(run.path / FOLDER, "npz")
@@ -48,7 +44,7 @@ def embeddings(run: RunRecord, tasks: Collection[int]) -> dict[int, Embedding]:
 
 def some_embeddings(run: RunRecord) -> dict[int, Embedding]:
     """The t-SNE after at most `PANELS` of the tasks with saved features: the first, the last, and evenly between."""
-    tasks = saved_tasks(run)
+    tasks = list(task_files(run.path / FOLDER, "npz"))
     places = np.linspace(0, len(tasks) - 1, min(PANELS, len(tasks)))
     return embeddings(run, [tasks[round(place)] for place in places])
 
@@ -82,3 +78,16 @@ def _embedding(values: Values, labels: Labels) -> Embedding | None:
         return None
     rows = pick_rows(torch.from_numpy(labels), POINTS).numpy()
     return Embedding(tsne(values[rows], SEED), labels[rows].tolist())
+
+
+def tsne(features: npt.ArrayLike, seed: int) -> list[list[float]]:
+    """Two coordinates per row of `features`; the same for the same seed. Needs at least `LEAST_ROWS` rows."""
+    from sklearn.manifold import TSNE
+
+    points = np.asarray(features, dtype=np.float32)
+    if not np.ptp(points, axis=0).any():  # all rows are equal, which t-SNE cannot scale
+        return [[0.0, 0.0] for _ in points]
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    init = "pca" if points.shape[1] > 1 else "random"
+    plane = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(points)
+    return [[round(float(x), 3), round(float(y), 3)] for x, y in np.asarray(plane)]

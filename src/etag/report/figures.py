@@ -76,8 +76,7 @@ class Slope:
 
 
 def accuracy_curves(seen: Sequence[int], curves: Sequence[Curve]) -> Figure:
-    """Accuracy over all classes seen, against their number; against the tasks if these have no new classes. The axis
-    of accuracy is cropped to the data."""
+    """Accuracy over all classes seen against their number, or against tasks that bring no new classes."""
     rising = len(set(seen)) == len(seen)
     at, along = (seen, "classes seen") if rising else (range(1, len(seen) + 1), "tasks")
     figure, axes = _figure_of_curves(curves, along)
@@ -99,9 +98,7 @@ def _figure_of_curves(curves: Sequence[Curve], along: str) -> tuple[Figure, Axes
 def _accuracy_limits(curves: Sequence[Curve]) -> tuple[float, float]:
     """The range of the values and their deviations in percent, with a margin, inside 0 to 102."""
     ends = [
-        curve.percents + sign * (0 if curve.margins is None else curve.margins)
-        for curve in curves
-        for sign in (-1, 1)
+        curve.percents + sign * (0 if curve.margins is None else curve.margins) for curve in curves for sign in (-1, 1)
     ]
     known = np.concatenate(ends)
     known = known[np.isfinite(known)]

@@ -97,16 +97,15 @@ class RunGroup:
 
     @property
     def detailed(self) -> list[MethodRuns]:
-        """The members whose matrices and features are shown: all, or where there are many those that the paper
-        shows, or else those with the highest A."""
+        """The members whose matrices are shown: all, or of many those that the paper shows, or the best."""
         if len(self.members) <= MANY:
             return self.all
         chosen = self.some(layout().detailed)
         return chosen if len(chosen) > 1 else best_first(self.all)[:4]
 
     def reference(self, name: str | None) -> MethodRuns | None:
-        """The member that the others are compared with: the one named, by label or title, None if it is not there;
-        without a name the paper's main method, or else the one with the highest A that competes."""
+        """The member named (by label or title); without a name, the paper's method or else the one with the highest
+        A."""
         if name is not None:
             return next((m for m in self.all if name in (m.label, m.title)), None)
         competing = [member for member in self.all if not member.is_bound]
@@ -149,8 +148,7 @@ def _where(record: RunRecord) -> str:
 
 
 def group_runs(records: Sequence[RunRecord], title: str, column: str | None = None) -> RunGroup:
-    """Group runs on the same data and split by method and variant; `column` is that of the paper's Table 1 which the
-    group stands for, if data and split do not say it."""
+    """Group runs by method and variant; `column` of Table 1 is what they stand for, if data and split do not say it."""
     by_label: dict[str, list[RunRecord]] = {}
     for record in records:
         by_label.setdefault(_label(record), []).append(record)
@@ -170,8 +168,7 @@ def _order(member: MethodRuns) -> tuple[bool, int, str]:
 
 
 def _label(run: RunRecord) -> str:
-    """METHOD or METHOD-VARIANT: the directory's name without data, split and seed; only METHOD if the directory is
-    not named after the method."""
+    """METHOD or METHOD-VARIANT from the directory's name; METHOD if it is not named after the method."""
     metrics = run.metrics
     name = re.sub(rf"-(seed\d+|{metrics.seed})$", "", run.path.resolve().name)
     name = name.removesuffix(f"-{metrics.data}-{metrics.split}")

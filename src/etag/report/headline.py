@@ -9,10 +9,8 @@ NAMED = 5  # methods in one sentence
 
 
 def headline(group: RunGroup) -> str:
-    """Names a winner only if the 95 % interval of its paired difference in A to every other row excludes zero.
-
-    Methods that train on all data are upper bounds: they are no rivals, and get a sentence of their own.
-    """
+    """Names a winner only if the 95 % interval of its paired difference in A to every other row excludes zero. Methods
+    that train on all data are upper bounds: they are no rivals, and get a sentence of their own."""
     oracles = [member for member in group.all if uses_all_data(member.method)]
     rivals = best_first(member for member in group.all if member not in oracles)
     sentences = [_leader(rivals)] if rivals else []

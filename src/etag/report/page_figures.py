@@ -143,8 +143,8 @@ def _most_confused(metrics: Metrics) -> str:
 
 
 def class_key(labels: Iterable[int], metrics: Metrics) -> tuple[dict[int, int], Key]:
-    """The place of each class in the key, and the key of a t-SNE: each of these classes has its own style, or each
-    task if there are too many classes."""
+    """The place of each class in the key, and the key of a t-SNE: each of these classes has its own style, or each task
+    if there are too many classes."""
     classes = sorted(labels)
     if len(classes) <= CLASSES_WITH_OWN_STYLE:
         names = [metrics.class_names[label] for label in classes]
@@ -199,11 +199,8 @@ def _name(metrics: Metrics) -> str:
 
 
 def accuracy_figures(group: RunGroup) -> list[InlineFigure]:
-    """Accuracy after each task of everything in the group.
-
-    Where that is too much for one figure: all methods; the methods of the paper's Figure 3; each method that has
-    variants, with these.
-    """
+    """Accuracy after each task of everything in the group. Where that is too much for one figure: all methods; the
+    methods of the paper's Figure 3; each method that has variants, with these."""
     methods = [member for member in group.all if not member.is_variant]
     if len(group.members) <= LINES:
         return [_curves("accuracy", group, group.all)]
@@ -311,8 +308,8 @@ def accuracy_matrix_figures(group: RunGroup) -> list[InlineFigure]:
 
 
 def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
-    """The t-SNE after each task of one run of each method that is shown in detail and saved features, with the key
-    to the colors; the key is empty if the runs have different orders of classes."""
+    """The t-SNE after each task of one run of each method that is shown in detail and saved features, with the key to
+    the colors; the key is empty if the runs have different orders of classes."""
     runs = [(title, run, some_embeddings(run)) for title, run in representatives(group.detailed)]
     found = [(title, run, by_task) for title, run, by_task in runs if by_task]
     if not found:
@@ -333,8 +330,7 @@ def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
 
 
 def _named(kind: str, group: RunGroup, figure: InlineFigure, run: RunRecord | None = None) -> InlineFigure:
-    """The figure with the name of its files, and with the group in its caption; `run` is the one that it shows, if it
-    shows only one."""
+    """The figure with a name for its files and the group in its caption; `run` is the one it shows, if only one."""
     labels = [member.label.replace("/", "-") for member in group.all if any(run is own for own in member.runs)]
     name = "-".join([kind, *labels, group.slug])
     return replace(figure, name=name, caption=f"{group.title}: {figure.caption}")

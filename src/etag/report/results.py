@@ -41,8 +41,7 @@ def seeds_columns(members: Sequence[MethodRuns]) -> list[CellsOf]:
 
 
 def results_table(group: RunGroup) -> Table:
-    """Every metric of every method and variant; the paper's values beside ours if the group stands for one of its
-    columns."""
+    """Every metric of every method; the paper's values beside ours where the group stands for one of its columns."""
     columns: list[CellsOf] = []
     for metric in METRICS:
         ranks = _ranks(group, metric)

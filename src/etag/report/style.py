@@ -65,11 +65,9 @@ def uses_all_data(method: str) -> bool:
 
 
 def method_styles(methods: Sequence[str]) -> list[Style]:
-    """One style per method: its own color unless an earlier method has it, and no two alike while there are enough.
-
-    eXX has the color of XX; its line is solid and that of XX is dashed. The lines of bounds that train on all data
-    are dashed too.
-    """
+    """One style per method: its own color unless an earlier method has it, and no two alike while there are enough. eXX
+    has the color of XX; its line is solid and that of XX is dashed. The lines of bounds that train on all data are
+    dashed too."""
     # a method that is drawn again, as a variant, gets a color of its own
     bases = [_base(method, methods[:place].count(method)) for place, method in enumerate(methods)]
     distinct = list(dict.fromkeys(bases))

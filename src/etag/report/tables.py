@@ -128,9 +128,7 @@ class Table:
         lines += [_latex_row([column.name.translate(LATEX) for column in self.columns]), r"\midrule"]
         for row in self.rows:
             lines += [r"\midrule"] * row.ruled + [r"\rowcolor[gray]{0.92}"] * row.shaded
-            lines.append(
-                _latex_row([cell.marked(r"\textbf{{{}}}", r"\underline{{{}}}", LATEX) for cell in row.cells])
-            )
+            lines.append(_latex_row([cell.marked(r"\textbf{{{}}}", r"\underline{{{}}}", LATEX) for cell in row.cells]))
         lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note.translate(LATEX)}" for note in self.notes)]
         return "\n".join([*lines, ""])
 

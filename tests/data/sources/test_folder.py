@@ -13,9 +13,7 @@ from etag.data.sources.folder import MEAN, STD
 @pytest.fixture
 def zoo(tmp_path, classes_in):
     """Four classes of six images of 8 x 8."""
-    return classes_in(
-        tmp_path / "zoo", *(f"{name}/{k}.png" for name in ("cat", "dog", "emu", "yak") for k in range(6))
-    )
+    return classes_in(tmp_path / "zoo", *(f"{name}/{k}.png" for name in ("cat", "dog", "emu", "yak") for k in range(6)))
 
 
 def folder(path, **options):

@@ -10,9 +10,7 @@ from etag.methods.parts.classification import cross_entropy_term, output_range
 TASK = Task(index=2, old=3, new=2, train=None, test=None, base=2)
 
 
-@pytest.mark.parametrize(
-    ("scope", "outputs"), [("seen", (0, 5)), ("new", (3, 5)), ("old", (0, 3)), ("all", (0, None))]
-)
+@pytest.mark.parametrize(("scope", "outputs"), [("seen", (0, 5)), ("new", (3, 5)), ("old", (0, 3)), ("all", (0, None))])
 def test_a_scope_is_a_range_of_outputs(scope, outputs):
     assert output_range(scope, TASK) == outputs
 

@@ -125,11 +125,7 @@ def test_it_has_the_classes_that_the_head_has(lab, growth, rows):
 
 @pytest.mark.parametrize(
     ("given", "options"),
-    [
-        ("wgan", {"kind": "wgan"}),
-        ({"latent": 3}, {"kind": "cvae", "latent": 3}),
-        ({"kind": "wgan"}, {"kind": "wgan"}),
-    ],
+    [("wgan", {"kind": "wgan"}), ({"latent": 3}, {"kind": "cvae", "latent": 3}), ({"kind": "wgan"}, {"kind": "wgan"})],
     ids=str,
 )
 def test_a_kind_alone_stands_for_its_options_and_no_kind_for_the_vae(given, options):

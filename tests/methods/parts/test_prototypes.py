@@ -41,16 +41,11 @@ def of_class(label):
 # -- what is stored ---------------------------------------------------------------------------------
 
 
-def test_every_class_has_the_mean_and_the_deviation_of_its_features(learned):
-    assert learned.means.shape == learned.deviations.shape == (5, 4)
+def test_every_class_has_the_mean_of_its_features(learned):
+    assert learned.means.shape == (5, 4)
     for label in range(5):
-        rows = of_class(label).tolist()
-        columns = list(zip(*rows, strict=True))
-        means = [sum(column) / 6 for column in columns]
-        pairs = zip(columns, means, strict=True)
-        deviations = [math.sqrt(sum((value - mean) ** 2 for value in column) / 6) for column, mean in pairs]
+        means = [sum(column) / 6 for column in zip(*of_class(label).tolist(), strict=True)]
         assert learned.means[label].tolist() == pytest.approx(means, rel=1e-4)
-        assert learned.deviations[label].tolist() == pytest.approx(deviations, rel=1e-4)
 
 
 def test_the_radius_is_that_of_the_base_classes(learned):
@@ -65,20 +60,19 @@ def test_it_is_fixed_after_the_base_task_and_so_are_old_prototypes():
     made.add_task(TASKS[1], *features_of(TASKS[1]).values())
     assert torch.equal(made.radius, before["radius"])
     assert torch.equal(made.means[:3], before["means"])
-    assert torch.equal(made.deviations[:3], before["deviations"])
 
 
 def test_one_image_of_a_class_is_its_prototype_without_spread():
     made = Prototypes(4)
     made.add_task(TASKS[0], *features_of(TASKS[0], each=1).values())
     assert torch.equal(made.means, features_of(TASKS[0], each=1)["features"])
-    assert torch.count_nonzero(made.deviations) == made.radius == 0  # not NaN
+    assert made.radius == 0  # not NaN
 
 
 def test_they_are_saved_and_loaded_into_fresh_ones(learned):
     fresh = Prototypes(4)
     fresh.load_state_dict(learned.state_dict())
-    for name in ("means", "deviations", "radius"):
+    for name in ("means", "radius"):
         assert torch.equal(getattr(fresh, name), getattr(learned, name))
 
 
@@ -86,37 +80,35 @@ def test_they_are_saved_and_loaded_into_fresh_ones(learned):
 
 
 def test_labels_are_drawn_uniformly_from_the_old_classes(learned):
-    labels, _ = learned.generate(BATCH, TASKS[1], 3000, "none")
+    labels, _ = learned.generate(BATCH, TASKS[1], 3000)
     counts = torch.bincount(labels, minlength=5).tolist()
     assert counts[3:] == [0, 0]
     assert counts[:3] == [pytest.approx(1000, abs=100)] * 3
 
 
 def test_without_spread_the_prototypes_themselves_are_generated(learned):
-    labels, features = learned.generate(BATCH, TASKS[1], 20, "none")
+    labels, features = learned.generate(BATCH, TASKS[1], 20)
     assert features.tolist() == [learned.means[label].tolist() for label in labels]
 
 
-@pytest.mark.parametrize("spread", ["class", "radius"])
-def test_noise_is_as_wide_as_the_class_or_as_the_base_classes(learned, spread):
-    labels, features = learned.generate(BATCH, TASKS[1], 6000, spread)
-    assert torch.equal(labels, learned.generate(BATCH, TASKS[1], 6000, "none")[0])
+def test_noise_is_as_wide_as_the_base_classes(learned):
+    labels, features = learned.generate(BATCH, TASKS[1], 6000, noise=True)
+    assert torch.equal(labels, learned.generate(BATCH, TASKS[1], 6000)[0])
     for label in range(3):
-        rows = features[labels == label]
-        width = learned.deviations[label] if spread == "class" else learned.radius.expand(4)
+        rows, width = features[labels == label], learned.radius.expand(4)
         torch.testing.assert_close(rows.mean(0), learned.means[label], rtol=0, atol=0.1 * width.max().item())
         torch.testing.assert_close(rows.std(0), width, rtol=0.1, atol=0)
 
 
 def test_with_a_radius_every_coordinate_has_noise_of_its_own(learned):
-    labels, features = learned.generate(BATCH, TASKS[1], 6000, "radius")
+    labels, features = learned.generate(BATCH, TASKS[1], 6000, noise=True)
     apart = torch.corrcoef((features - learned.means[labels]).T) - torch.eye(4)
     assert apart.abs().max() < 0.05
 
 
 def test_a_steps_draws_decide_and_another_steps_are_others(learned):
     other = Batch(BATCH.inputs, BATCH.labels, Draws(Stream.root(0).child("next")), 4)
-    one, same, another = (learned.generate(batch, TASKS[1], 8, "radius")[1] for batch in (BATCH, BATCH, other))
+    one, same, another = (learned.generate(batch, TASKS[1], 8, noise=True)[1] for batch in (BATCH, BATCH, other))
     assert torch.equal(one, same)
     assert not torch.equal(one, another)
 
@@ -124,16 +116,15 @@ def test_a_steps_draws_decide_and_another_steps_are_others(learned):
 # -- in place of a generator -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spread", ["none", "class"])
-def test_the_generator_replays_as_its_option_says(spread):
-    generator = PrototypeOptions(spread=spread).create(4, Stream.root(0), Placement(), FidelityOptions())
+def test_the_generator_replays_the_means():
+    generator = PrototypeOptions().create(4, Stream.root(0), Placement(), FidelityOptions())
     for task in TASKS:
         generator.begin_task(task)
         generator.add_classes(task.new, Stream.root(0))
         found = features_of(task)
         plan = generator.learn(task, CachedFeatures.of(found, len(found["labels"])), {}, None, Stream.root(0))
         assert list(plan) == [], "nothing is trained"
-    found, expected = generator.generate(BATCH, TASKS[1], 8), generator.network.generate(BATCH, TASKS[1], 8, spread)
+    found, expected = generator.generate(BATCH, TASKS[1], 8), generator.network.generate(BATCH, TASKS[1], 8)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
     assert generator.role == "prototypes"

@@ -68,9 +68,7 @@ def test_a_branch_repeats_the_later_stages_and_has_their_output_shape(name):
         branch = network.backbone.branch(number)
         assert branch(map_).shape == maps[-1].shape
         if number < len(maps):
-            assert [shapes(stage) for stage in branch] == [
-                shapes(stage) for stage in network.backbone.stages[number:]
-            ]
+            assert [shapes(stage) for stage in branch] == [shapes(stage) for stage in network.backbone.stages[number:]]
         else:
             assert len(branch) == 1
         assert not {id(p) for p in branch.parameters()} & {id(p) for p in network.parameters()}
@@ -97,9 +95,7 @@ def test_the_smallest_image_gives_a_last_map_of_one_pixel_and_can_be_trained_on(
 
 @pytest.mark.parametrize(("name", "stem", "size"), [row for row in SMALLEST_SIZES if row[2] > 1])
 def test_a_smaller_image_is_an_error_that_says_what_to_do(name, stem, size):
-    small = (
-        rf"^images of {size - 1}x{size - 1} pixels are too small for the backbone {name}, which needs {size}x{size}"
-    )
+    small = rf"^images of {size - 1}x{size - 1} pixels are too small for the backbone {name}, which needs {size}x{size}"
     change = "model.stem=cifar or " if stem == "imagenet" else ""
     with pytest.raises(
         EtagError, match=rf"{small}: set {change}data\.size={size}, or choose another model\.backbone\.$"

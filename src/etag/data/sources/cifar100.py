@@ -32,9 +32,7 @@ Part = tuple[MemoryImages, tuple[str, ...]]  # images, and class names if the fi
 )
 def load(folder: Path, _options: DataOptions) -> Dataset:
     """Load the parquet files if they exist, otherwise the official archive or its unpacked folder."""
-    (train, names), (test, _) = (
-        _read_parquet(folder) if (folder / "train.parquet").exists() else _read_official(folder)
-    )
+    (train, names), (test, _) = _read_parquet(folder) if (folder / "train.parquet").exists() else _read_official(folder)
     classes = names or tuple(str(label) for label in range(int(train.labels.max()) + 1))
     return Dataset(train, test, classes, size=32, mean=MEAN, std=STD)
 

@@ -24,9 +24,7 @@ def parts(path: Path) -> tuple[Listing, Listing]:
     if not _holds_classes(path / "train"):
         return hold_out_files(list_classes(path))
     if test_folder is None:
-        raise EtagError(
-            f"'{path}' has a folder train, but neither val nor test: add one of them with the test images."
-        )
+        raise EtagError(f"'{path}' has a folder train, but neither val nor test: add one of them with the test images.")
     train, test = list_classes(path / "train"), list_classes(test_folder)
     if missing := sorted(set(train) ^ set(test)):
         raise EtagError(

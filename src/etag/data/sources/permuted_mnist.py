@@ -21,11 +21,9 @@ from etag.data.sources import mnist
     folder="mnist",
 )
 def load(folder: Path, options: DataOptions) -> Dataset:
-    """Load MNIST once per permutation: class 10 p + d is digit d under permutation p.
-
-    A split with ten classes per task has one permutation per task. With `domains`, all permutations of a digit are
-    one class, so later tasks have no new classes. The permutations do not depend on the run's seed.
-    """
+    """Load MNIST once per permutation: class 10 p + d is digit d under permutation p. A split with ten classes per task
+    has one permutation per task. With `domains`, all permutations of a digit are one class, so later tasks have no new
+    classes. The permutations do not depend on the run's seed."""
     plain = mnist.load(folder, options)
     orders = [np.random.RandomState(number).permutation(28 * 28) for number in range(options.permutations)]
     return replace(

@@ -65,11 +65,9 @@ def pod_term(weight: float) -> Term:
 
 
 def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, weight: float) -> Term:
-    """LwM: distance of the Grad-CAM maps of student and teacher for the old class the student finds likeliest.
-
-    At the last stage the map has a closed form; at stages 1 .. L - 1 it is a gradient, and learning from it takes
-    second-order gradients.
-    """
+    """LwM: distance of the Grad-CAM maps of student and teacher for the old class the student finds likeliest. At the
+    last stage the map has a closed form; at stages 1 .. L - 1 it is a gradient, and learning from it takes second-order
+    gradients."""
     last = len(solver.backbone.stages)
     need = Need.LOGITS | Need.STAGES
 

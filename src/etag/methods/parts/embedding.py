@@ -25,30 +25,19 @@ class EmbeddingOptions(Options):
     """Auxiliary classifiers and their distillation."""
 
     tau: PositiveFloat = Field(3.0, description="temperature of Eq. (4)")
-    lambda_kl: NonNegativeFloat | None = Field(
-        None, description="weight of Eq. (4) in Eq. (9); None is m_old / m_new, the paper's"
-    )
+    lambda_kl: NonNegativeFloat | None = Field(None, description="weight of Eq. (4) in Eq. (9); None: m_old / m_new")
     views: ViewsName = Field("rotation", description="the self-supervised task; none uses the images alone")
     views_per_image: PositiveInt | None = Field(
         None,
-        description="views of each image that a step uses, drawn at random; None uses all of them. The loss is then "
-        "right on average (except for norms of a whole batch, which depend on its size)",
+        description="views per image in a step, drawn at random; None: all. The mean of the loss stays (except "
+        "for norms of whole batches)",
     )
-    image_share: float = Field(
-        1.0, gt=0, le=1, description="share of the images whose views a step uses, drawn at random"
-    )
+    image_share: float = Field(1.0, gt=0, le=1, description="share of the images whose views a step uses")
     branches: Literal["full", "short"] = Field(
-        "full",
-        description="auxiliaries repeat the stages that follow theirs (the paper), or are short: one block or "
-        "convolution per stage",
+        "full", description="auxiliaries repeat the stages after theirs (the paper), or have one block per stage"
     )
-    after_base: Literal["trained", "frozen"] = Field(
-        "trained", description="after the base task the auxiliaries train with the solver (the paper), or are frozen"
-    )
-    last_stage: bool = Field(
-        False,
-        description="also put an auxiliary behind the last stage; it is trained at the base task and never distilled",
-    )
+    after_base: Literal["trained", "frozen"] = Field("trained", description="auxiliaries after the base task")
+    last_stage: bool = Field(False, description="also an auxiliary behind the last stage, at the base task only")
 
 
 class EmbeddingDistillation:

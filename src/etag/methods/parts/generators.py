@@ -44,9 +44,7 @@ class NetworkOptions(Options):
     hidden: PositiveInt = Field(512, description="width of the hidden layers")
     train: GeneratorTrainOptions = Field(GeneratorTrainOptions(), description="training of the generator")
     feature_passes: PositiveInt = Field(
-        10,
-        description="augmented passes over the task's images whose features are cached; epochs use them in turn. As "
-        "many as epochs means fresh augmentation in every epoch, as in the release",
+        10, description="augmented passes over the images whose features are cached; epochs use them in turn"
     )
     last_task: bool = Field(True, description="train the generator after the last task too (Algorithm 1)")
 
@@ -81,8 +79,7 @@ class FeatureGenerator(ABC):
     def learn(
         self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
     ) -> Plan:
-        """Learn the task's features; `weights` are those of Eqs. (6) and (10), `head` is the classifier that may
-        guide it."""
+        """Learn the task's features; `weights` are those of Eqs. (6) and (10), `head` is the frozen classifier."""
 
     @property
     def update_training(self) -> TrainOptions:
@@ -168,8 +165,7 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
 
 
 def replay_term(generator: FeatureGenerator, task: Task, head: LinearHead, scope: Scope, weight: float) -> Term:
-    """The second line of Eq. (5): the head's cross-entropy on generated features of old classes, as many as the
-    batch has images."""
+    """Eq. (5), second line: the head's cross-entropy on as many generated features as the batch has images."""
     first, end = output_range(scope, task)
 
     def compute(step: Step) -> Tensor:

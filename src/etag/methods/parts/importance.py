@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from etag.core.options import Options
 from etag.core.outputs import Need, require
-from etag.core.random import Stream
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import Batch, Batches, DataPass, Plan, Step, Term, Terms
 from etag.losses.regularization import quadratic_penalty
@@ -28,14 +27,9 @@ class ImportanceOptions(Options):
     """How importances are measured and combined."""
 
     gradients: Literal["sample", "batch"] = Field(
-        "sample",
-        description="gradient of each image, as defined; or the gradient of the batch mean as in FACIL, which "
-        "depends on the batch size (and is taken per process)",
+        "sample", description="of each image, or of the batch mean as in FACIL"
     )
-    images: PositiveInt | None = Field(None, description="images of the task that are used; None uses all")
-    alpha: float | Literal["classes"] = Field(
-        0.5, description="weight of the old importances when new ones are added; classes: the share of old classes"
-    )
+    alpha: float = Field(0.5, description="weight of the old importances when new ones are added")
 
 
 class Importance(StoredTensors):
@@ -48,20 +42,16 @@ class Importance(StoredTensors):
         self.options, self._power, self._measure = options, power, measure
         self.store(values=torch.empty(0))
 
-    def measure(self, task: Task, solver: Solver, batches: Callable[[ImageSet], Batches], stream: Stream) -> Plan:
+    def measure(self, task: Task, solver: Solver, batches: Callable[[ImageSet], Batches]) -> Plan:
         """Sum up absolute or squared gradients over the task's images, and add them to the importances."""
-        images = task.train
-        if self.options.images is not None:
-            order = torch.randperm(len(images), generator=stream.generator("images"))
-            images = images.select(order[: self.options.images].sort().values)
         module = _Gradients(solver, self._measure, self._power, self.options.gradients)
-        sums = yield DataPass("importance", module, batches(images), reduce="sum", gradients=True)
+        sums = yield DataPass("importance", module, batches(task.train), reduce="sum", gradients=True)
         self.add_task(task, sums)
 
     def add_task(self, task: Task, sums: dict[str, Tensor]) -> None:
         """Combine the task's importances with the older ones; those of the first task are taken as they are."""
         new = sums["importance"] / sums["images"]
-        alpha = task.old / task.seen if self.options.alpha == "classes" else self.options.alpha
+        alpha = self.options.alpha
         self.store(values=alpha * self.values + (1 - alpha) * new if task.index else new)
 
     def penalty(self, solver: Solver, teacher: Teacher, weight: float) -> Term:

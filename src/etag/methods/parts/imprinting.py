@@ -20,8 +20,7 @@ def imprint(head: LinearHead, task: Task, features_pass: DataPass, stream: Strea
 
 
 def centers(features: Tensor, count: int, seed: int) -> Tensor:
-    """The mean direction of a class's features, or `count` k-means centers of the directions. Directions are repeated
-    where a class has fewer images than centers."""
+    """The mean direction of a class's features, or `count` k-means centers (repeated if there are too few images)."""
     directions = functional.normalize(features)
     if count == 1:
         return directions.mean(0, keepdim=True)

@@ -1,6 +1,5 @@
 """Exemplars: images of old classes that some methods store, and how they are chosen."""
 
-from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from etag.core.options import Options
 from etag.core.scenario import ImageSet, Task
 from etag.data.images import MemoryImages, concat_images
+from etag.data.rows import first_rows_per_class
 from etag.models.modules import StoredTensors
 
 
@@ -17,12 +17,8 @@ class ExemplarOptions(Options):
     """How many images are stored, and which."""
 
     per_class: PositiveInt = Field(20, description="images stored per class")
-    total: PositiveInt | None = Field(
-        None, description="images stored in all, shared equally by the classes; replaces `per_class`"
-    )
-    selection: Literal["herding", "random"] = Field(
-        "herding", description="images whose mean feature is nearest to the class mean (herding), or random ones"
-    )
+    total: PositiveInt | None = Field(None, description="images in all, shared by the classes; replaces `per_class`")
+    selection: Literal["herding", "random"] = Field("herding", description="nearest to the class mean, or random")
 
     @field_validator("per_class", "total", mode="before")
     @classmethod
@@ -60,8 +56,8 @@ class ExemplarMemory(StoredTensors):
         return self.options.per_class if total is None else total // classes
 
     def add(self, task: Task, features: Tensor, generator: torch.Generator) -> None:
-        """Store some images of the task, whose features are given. Where the total is fixed, older classes lose the
-        images that were chosen last."""
+        """Store some images of the task, whose features are given; with a fixed total, older classes lose their last
+        ones."""
         count, labels = self.share(task.seen), task.train.labels
         chosen = []
         for label in range(task.old, task.seen):
@@ -72,24 +68,17 @@ class ExemplarMemory(StoredTensors):
                 chosen.append(rows[torch.randperm(len(rows), generator=generator)[:count]])
         rows = torch.cat(chosen)
         (pixels,) = task.train.batches([rows])
-        fit = _place_in_class(self.labels) < count
+        fit = first_rows_per_class(self.labels.cpu(), count)
         device = self.labels.device
         old = self.pixels[fit] if len(self.labels) else pixels[:0].to(device)
         self.store(
-            pixels=torch.cat([old, pixels.to(device)]),
-            labels=torch.cat([self.labels[fit], labels[rows].to(device)]),
+            pixels=torch.cat([old, pixels.to(device)]), labels=torch.cat([self.labels[fit], labels[rows].to(device)])
         )
 
 
-def _place_in_class(labels: Tensor) -> Tensor:
-    """For each row, how many rows of its class come before it; the rows of a class are adjacent."""
-    counts = [len(list(rows)) for _, rows in groupby(labels.tolist())]
-    return torch.cat([torch.arange(count, device=labels.device) for count in [0, *counts]])
-
-
 def herding(features: Tensor, count: int) -> Tensor:
-    """Rows of one class, best first (Rebuffi et al., 2017): each brings the mean of the chosen rows as near as
-    possible to the mean of all; features are scaled to unit length."""
+    """Rows of one class, best first (Rebuffi et al., 2017): each brings the mean of the chosen rows as near as possible
+    to the mean of all; features are scaled to unit length."""
     features = torch.nn.functional.normalize(features.double())
     mean, summed = features.mean(0), torch.zeros_like(features[0])
     free = torch.ones(len(features), dtype=torch.bool, device=features.device)

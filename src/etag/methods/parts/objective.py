@@ -14,10 +14,8 @@ from etag.models.solver import Solver, Teacher
 
 
 class SolverObjective(nn.Module):
-    """Student and teacher process the batch once each; all terms are computed from their outputs.
-
-    A term of weight 0 is not computed at all, so the result is exactly that of the method without it.
-    """
+    """Student and teacher process the batch once each; all terms are computed from their outputs. A term of weight 0 is
+    not computed at all, so the result is exactly that of the method without it."""
 
     def __init__(
         self,

@@ -15,51 +15,38 @@ from etag.methods.parts.fidelity import FidelityOptions
 from etag.methods.parts.generators import FeatureGenerator
 from etag.models.modules import StoredTensors
 
-Spread = Literal["none", "class", "radius"]
-
 
 class Prototypes(StoredTensors):
-    """Mean and standard deviation of the features of each class, and one radius for all classes (PASS)."""
+    """The mean feature of each class, and one radius for all classes (PASS)."""
 
     means: Tensor
-    deviations: Tensor
     radius: Tensor
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.store(means=torch.empty(0, features), deviations=torch.empty(0, features), radius=torch.zeros(()))
+        self.store(means=torch.empty(0, features), radius=torch.zeros(()))
 
     def add_task(self, task: Task, features: Tensor, labels: Tensor) -> None:
         """Add the task's classes. The radius is the square root of the mean variance of the base classes."""
         classes = [features[labels == label] for label in range(task.old, task.seen)]
         means = torch.stack([rows.mean(0) for rows in classes])
-        variances = torch.stack([rows.var(0, correction=0) for rows in classes])
-        self.store(
-            means=torch.cat([self.means, means]),
-            deviations=torch.cat([self.deviations, variances.sqrt()]),
-            radius=self.radius if task.index else variances.mean().sqrt(),
-        )
+        if task.index == 0:
+            self.store(radius=torch.stack([rows.var(0, correction=0) for rows in classes]).mean().sqrt())
+        self.store(means=torch.cat([self.means, means]))
 
-    def generate(self, batch: Batch, task: Task, rows: int, spread: Spread) -> tuple[Tensor, Tensor]:
-        """Labels drawn uniformly from the old classes, and their means with noise: none, one draw per row times the
-        deviations of the class, or one draw per number times the radius."""
+    def generate(self, batch: Batch, task: Task, rows: int, noise: bool = False) -> tuple[Tensor, Tensor]:
+        """Labels drawn uniformly from the old classes, and their means; with normal noise of the radius on request."""
         labels = batch.draws.integers("replay labels", 0, task.old, rows)
         means = self.means[labels]
-        if spread == "none":
-            return labels, means
-        if spread == "class":
-            return labels, means + batch.draws.normal("replay noise", rows, 1) * self.deviations[labels]
-        return labels, means + batch.draws.normal("replay noise", rows, means.shape[1]) * self.radius
+        if noise:
+            means = means + batch.draws.normal("replay noise", rows, means.shape[1]) * self.radius
+        return labels, means
 
 
 class PrototypeOptions(Options):
     """Class means in place of a generator."""
 
     kind: Literal["prototypes"] = Field("prototypes", description="class means")
-    spread: Literal["none", "class"] = Field(
-        "none",
-        description="noise around the mean: none, or a normal draw times the class's deviations (GFR's mean_replay)",
-    )
 
     def create(self, size: int, _: Stream, __: Placement, ___: FidelityOptions) -> "PrototypeGenerator":
         """Empty prototypes of this size."""
@@ -93,4 +80,4 @@ class PrototypeGenerator(FeatureGenerator):
 
     def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels and prototypes of old classes."""
-        return self.network.generate(batch, task, rows, self.options.spread)
+        return self.network.generate(batch, task, rows)

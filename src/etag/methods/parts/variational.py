@@ -25,9 +25,7 @@ class VariationalOptions(NetworkOptions):
 
     kind: Literal["cvae"] = Field("cvae", description="a conditional VAE")
     residuals: bool = Field(
-        False,
-        description="add to generated features what the decoder's mean leaves out: one mean per class, and noise "
-        "with one covariance for all classes. Without it generated features vary less than real ones",
+        False, description="add what the decoder leaves out: a mean per class, and noise with one covariance"
     )
 
     def create(
@@ -101,9 +99,7 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
 class VariationalObjective(nn.Module):
     """Eqs. (6), (7) and (10): one decoder pass serves reconstruction, guidance and old classes."""
 
-    def __init__(
-        self, generator: VariationalGenerator, head: nn.Module, task: Task, weights: dict[str, float]
-    ) -> None:
+    def __init__(self, generator: VariationalGenerator, head: nn.Module, task: Task, weights: dict[str, float]) -> None:
         super().__init__()
         self.vae, self.old, self.head = generator.network, generator.old, head
         self._fidelity, self._pixels = generator.fidelity, generator.pixels

@@ -55,11 +55,9 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(Backbone):
-    """Five stages of inverted residuals, one per resolution; the last ends in a wide 1x1 convolution.
-
-    With the stem for small images, neither the first convolution nor the second stage reduces the side. All widths,
-    including the last, are proportional to `width`.
-    """
+    """Five stages of inverted residuals, one per resolution; the last ends in a wide 1x1 convolution. With the stem for
+    small images, neither the first convolution nor the second stage reduces the side. All widths, including the last,
+    are proportional to `width`."""
 
     def __init__(self, channels: int, width: int, imagenet: bool) -> None:
         super().__init__()

@@ -10,10 +10,8 @@ from etag.models.modules import ConvNorm, Modules
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes (option B).
-
-    The ReLU after the block is a separate layer.
-    """
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes (option B). The ReLU after
+    the block is a separate layer."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -55,8 +53,7 @@ class ResNet(Backbone):
         self.stages = Modules([first, *(self.new_stage(number) for number in range(2, stages + 1))])
 
     def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
-        """Return a new stage of twice the width and half the side, or (after the last one) of the same; a short one
-        has one block."""
+        """Return a stage of twice the width and half the side (after the last: the same); a short one has one block."""
         before, blocks = self.widths[number - 2], 1 if short else self.blocks
         if number > len(self.widths):
             return self._stage(before, before, 1, blocks)
@@ -86,9 +83,7 @@ def resnet18(options: ModelOptions, channels: int, size: int) -> Backbone:
 
 @BACKBONES.add("resnet32")
 def resnet32(options: ModelOptions, channels: int, size: int) -> Backbone:
-    """Return a ResNet-32 for CIFAR: three stages of five blocks; the default width is 16.
-
-    Shortcuts are projections (option B), so with a head of 10 classes it has 466,906 parameters instead of 464,154
-    with the parameter-free option A.
-    """
+    """Return a ResNet-32 for CIFAR: three stages of five blocks; the default width is 16. Shortcuts are projections
+    (option B), so with a head of 10 classes it has 466,906 parameters instead of 464,154 with the parameter-free option
+    A."""
     return ResNet(channels, options.width or 16, stages=3, blocks=5, imagenet=options.imagenet_stem(size))

@@ -29,8 +29,8 @@ class VGG11(Backbone):
         self.stages = Modules(self.new_stage(number) for number in range(1, len(STAGES) + 1))
 
     def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
-        """Return new convolutions, a short stage only one, and pooling; after the last stage without pooling, as one
-        pixel may be left."""
+        """Return new convolutions (short: one) and pooling; no pooling after the last stage, which may have one
+        pixel."""
         before, convolutions = self.widths[number - 1], 1 if short else STAGES[min(number, len(STAGES)) - 1][0]
         if number > len(STAGES):
             return nn.Sequential(*_convolutions(before, before, convolutions))
