@@ -66,7 +66,7 @@ def main() -> None:
                     checkpointer.clear()
     for name, times in seconds.items():
         print(f"{name:>8}: minimum {min(times):.3f} s, median {statistics.median(times):.3f} s")
-    every = RuntimeOptions().checkpoint_every
+    every = RuntimeOptions().checkpoint_seconds
     least = min(seconds["with"]) - min(seconds["without"])
     middle = statistics.median(seconds["with"]) - statistics.median(seconds["without"])
     print(

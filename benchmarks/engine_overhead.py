@@ -52,7 +52,7 @@ def second_task(
         preprocess=Preprocess(MEAN, STD, size, flip=True),
     )
     method = ETag(EtagOptions(name="etag"), context)
-    tasks = [Task(0, 0, 10, base, base, base=10), Task(1, 10, 5, new, new, base=10)]
+    tasks = [Task(0, 0, 10, base, base, num_base=10), Task(1, 10, 5, new, new, num_base=10)]
     for task in tasks[:begun]:
         method.begin_task(task)
     return method, tasks[:begun]
@@ -69,7 +69,7 @@ def bare_epoch(method: ETag, task: Task, batch: int) -> None:
     optimizer = torch.optim.Adam(solver.parameters(), 1e-3, weight_decay=2e-4, foreach=True)
     scale = (1 / (255 * torch.tensor(STD))).view(1, 3, 1, 1)
     shift = (-torch.tensor(MEAN) / torch.tensor(STD)).view(1, 3, 1, 1)
-    ratio, pad = task.old / task.new, round(method.context.size / 8)
+    ratio, pad = task.num_old / task.num_new, round(method.context.size / 8)
     order = torch.randperm(len(task.train))
 
     def look(network, views):
@@ -90,7 +90,7 @@ def bare_epoch(method: ETag, task: Task, batch: int) -> None:
         views = views.contiguous(memory_format=torch.channels_last)
         with torch.no_grad():
             old_auxiliary, old_feature = look(teacher, views)
-            replayed = torch.randint(0, task.old, (batch,))
+            replayed = torch.randint(0, task.num_old, (batch,))
             generated = decoder.decode(torch.randn(batch, decoder.latent), replayed)
         auxiliary, feature = look(solver, views)
         loss = functional.cross_entropy(solver.head(feature), labels)

@@ -143,9 +143,9 @@ class Plain:
     def __init__(self, method, task, batch, base):
         self.width, self.base, self.task = method.context.model.width, base, task
         sizes = method.task_sizes
-        self.network = copied(method.solver, Network(self.width, sizes, 4 * task.base))
+        self.network = copied(method.solver, Network(self.width, sizes, 4 * task.num_base))
         if not base:
-            self.teacher = copied(method.teacher.network, Network(self.width, sizes[:-1], 4 * task.base)).eval()
+            self.teacher = copied(method.teacher.network, Network(self.width, sizes[:-1], 4 * task.num_base)).eval()
             self.decoder = method.generator.old.network
         self.loader = DataLoader(Images(task.train.pixels, task.train.labels), batch, shuffle=True, drop_last=True)
         self.optimizer = torch.optim.Adam(self.network.parameters(), 1e-3, weight_decay=2e-4)
@@ -154,9 +154,9 @@ class Plain:
         if self.base:
             return base_loss(self.network, images, labels)
         if codes is None:
-            replayed = torch.randint(0, self.task.old, labels.shape)
+            replayed = torch.randint(0, self.task.num_old, labels.shape)
             codes = torch.randn(len(labels), self.decoder.latent)
-        ratio = self.task.old / self.task.new
+        ratio = self.task.num_old / self.task.num_new
         return later_loss(self.network, self.teacher, self.decoder, ratio, images, labels, codes, replayed)
 
     def epoch(self):
@@ -203,7 +203,7 @@ def check_losses(method, task, phase, plain, base):
     """The same images through both, statistics frozen; they must say the same."""
     rows = torch.arange(plain.loader.batch_size)
     batch = Batch(
-        method.context.preprocess.test(task.train.pixels[rows]),
+        method.context.preprocess.centered(task.train.pixels[rows]),
         task.train.labels[rows],
         Draws(Stream.root(7)),
         len(rows),
@@ -214,7 +214,7 @@ def check_losses(method, task, phase, plain, base):
     if base:
         reference = base_loss(plain.network, batch.inputs, batch.labels, last_sees_images_only=True)
     else:
-        replayed = batch.draws.integers("replay labels", 0, task.old, len(rows))
+        replayed = batch.draws.integers("replay labels", 0, task.num_old, len(rows))
         codes = batch.draws.normal("replay codes", len(rows), plain.decoder.latent)
         reference = plain.loss(batch.inputs.contiguous(), batch.labels, codes, replayed)
     difference = abs(ours.item() - reference.item()) / abs(reference.item())

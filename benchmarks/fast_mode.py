@@ -62,7 +62,7 @@ def all_runs(store: Path, seeds: int, jobs: int) -> dict[str, list[dict[str, flo
         }
         found = {name: [waiting[name, seed].result() for seed in range(seeds)] for name in CONTENDERS}
         share = mean(found["fast"], "seconds") / mean(found["exact"], "seconds")
-        words = ["--method", "etag", "--set", f"train.length={share:.2f}"]
+        words = ["--method", "etag", "--set", f"train.length_factor={share:.2f}"]
         cut = [pool.submit(run, store, f"cut{share:.2f}", seed, words) for seed in range(seeds)]
         return found | {"cut": [result.result() for result in cut]}
 

@@ -59,7 +59,7 @@ def phases_at(tasks: int, options: argparse.Namespace) -> tuple[dict[str, Phase]
     method = ETag(EtagOptions(name="etag", generator={"feature_passes": 1, "train": {"epochs": 1}}), context)
     for index in range(tasks):
         data = MemoryImages(pixels, NEW * index + torch.arange(images) % NEW)
-        task = Task(index, NEW * index, NEW, data, data, base=NEW)
+        task = Task(index, NEW * index, NEW, data, data, num_base=NEW)
         method.begin_task(task)
     plan = method.phases(task)
     solver = next(plan)

@@ -60,14 +60,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     stream = Stream.root(0)
-    vaes = build(lambda: ClassVAEs(options.classes, FEATURES, LATENT, HIDDEN), stream.generator("vaes"))
+    vaes = build(lambda: ClassVAEs(options.classes, FEATURES, LATENT, HIDDEN), stream.torch_generator("vaes"))
     singles = [Single(vaes, c) for c in range(options.classes)]
-    features = torch.randn(options.images, FEATURES, generator=stream.generator("features"))
+    features = torch.randn(options.images, FEATURES, generator=stream.torch_generator("features"))
     print(f"{options.images} images, {options.classes} classes, one thread, {options.rounds} rounds\n")
     print("| samples | one at a time, s: fastest (median) | at once, s: fastest (median) | ratio: fastest (medians) |")
     print("|---|---|---|---|")
     for samples in (1, 10):
-        noise = torch.randn(samples, LATENT, generator=stream.generator("noise"))
+        noise = torch.randn(samples, LATENT, generator=stream.torch_generator("noise"))
         if samples == 1:
             noise.zero_()
 

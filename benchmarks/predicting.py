@@ -41,12 +41,12 @@ def main() -> None:
     torch.set_num_threads(1)
     about, _ = begin(options.images, {"data.size": options.size, "model.width": options.width})
     method = create_method(about.learner_config(), Placement(), about.preprocess, channels=about.channels)
-    method.rebuild([10])
+    method.build_after([10])
     about = replace(about, classes=tuple(range(10)), task_sizes=(10,))
     classifier = method.classifier().eval()
     shape = (options.images, 3, options.size, options.size)
     pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0)).byte()
-    inputs = about.preprocess.test(pixels)
+    inputs = about.preprocess.centered(pixels)
 
     @torch.inference_mode()
     def bare() -> None:

@@ -15,13 +15,13 @@ from etag.core.scenario import Task
 from etag.core.work import Batch, DataPass, Plan
 from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.registry import method
-from etag.models.answers import AnswerRule
 from etag.models.backbone import Backbone
 from etag.models.modules import StoredTensors
-from etag.models.structure import Described
+from etag.models.prediction import PredictionRule
+from etag.models.structure import Rebuildable
 
 
-class ClassMeans(StoredTensors, Described):
+class ClassMeans(StoredTensors, Rebuildable):
     """One mean feature per class. `Described`: it is part of the saved classifier."""
 
     means: Tensor
@@ -36,7 +36,7 @@ class ClassMeans(StoredTensors, Described):
         self.store(means=torch.cat([self.means, self.means.new_zeros(classes, self.features)]))
 
 
-class NearestMean(AnswerRule):
+class NearestMean(PredictionRule):
     """The nearer the mean of a class, the higher its score."""
 
     def __init__(self, means: ClassMeans, cosine: bool) -> None:
@@ -105,10 +105,10 @@ class NearestClassMean(Method[MeansOptions]):
         if task.index == 0:
             yield self.solver_phase(task, [self.cross_entropy(task)])
         batches = self.pass_batches("means", task.train)
-        module = FeatureSums(self.solver.backbone, task.seen)
+        module = FeatureSums(self.solver.backbone, task.num_seen)
         found: dict[str, Any] = yield DataPass("means", module, batches, reduce="sum")
-        self.means.means[task.old :] = (found["sums"] / found["counts"].clamp(min=1))[task.old :]
+        self.means.means[task.num_old :] = (found["sums"] / found["counts"].clamp(min=1))[task.num_old :]
 
-    def answer_rule(self) -> AnswerRule:
+    def prediction_rule(self) -> PredictionRule:
         """How the saved classifier predicts."""
         return NearestMean(self.means, self.options.cosine)

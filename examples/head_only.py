@@ -28,8 +28,8 @@ class HeadLoss(nn.Module):
         """The named and weighted loss terms; `batch.inputs` are features, because the phase is given such batches."""
         labels, features = self.prototypes.generate(batch, self.task, batch.total, "radius")
         return {
-            "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self.task.seen),
-            "replay": self.weight * cross_entropy(self.head(features), labels, 0, self.task.seen),
+            "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self.task.num_seen),
+            "replay": self.weight * cross_entropy(self.head(features), labels, 0, self.task.num_seen),
         }
 
 
@@ -67,7 +67,7 @@ class HeadOnly(Method[HeadOnlyOptions]):
         if task.index == 0:
             yield self.solver_phase(task, [self.cross_entropy(task)])
         found: dict[str, Tensor] = yield self.features_pass("features", task.train, self.options.passes)
-        features = CachedFeatures.of(found, len(task.train))
+        features = CachedFeatures.from_pass(found, len(task.train))
         if task.index:
             yield self.head_phase(task, features)
         self.prototypes.add_task(task, features.all_features, features.all_labels)
@@ -75,7 +75,7 @@ class HeadOnly(Method[HeadOnlyOptions]):
     def head_phase(self, task: Task, features: CachedFeatures) -> Phase:
         """One parameter group, the head's: whatever is in no group is frozen."""
         o, head = self.options, self.solver.head
-        weight = task.old / task.new if o.replay is None else o.replay
+        weight = task.num_old / task.num_new if o.replay is None else o.replay
         training = o.fit.for_task(task.index)
         batches = features.batches(training, self.stream("head"), self.context.placement)
         group = ParameterGroup(list(head.parameters()))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from etag.core.outputs import Need, require
 from etag.core.scenario import Task
-from etag.core.work import Plan, Step, Term
+from etag.core.work import Plan, StepData, Term
 from etag.losses.embedding import feature_distance
 from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.registry import method
@@ -17,7 +17,7 @@ class NearOptions(MethodOptions):
     weight: NonNegativeFloat = Field(1.0, description="weight of the distance to the old features")
 
 
-def distance(step: Step) -> Tensor:
+def distance(step: StepData) -> Tensor:
     """Mean distance between the features of student and teacher."""
     return feature_distance(require(step.student.feature), require(step.teacher.feature))
 
@@ -30,5 +30,5 @@ class Near(Method[NearOptions]):
 
     def phases(self, task: Task) -> Plan:
         """Train the solver."""
-        near = Term("near", distance, self.options.weight, student=Need.FEATURE, teacher=Need.FEATURE)
+        near = Term("near", distance, self.options.weight, student_need=Need.FEATURE, teacher_need=Need.FEATURE)
         yield self.solver_phase(task, [self.cross_entropy(task), near] if task.index else [self.cross_entropy(task)])

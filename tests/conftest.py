@@ -57,7 +57,7 @@ def runtime():
 # e-variants run the same code again: those that the paper does not have, and two that it has, are marked as slow
 EVERY_METHOD = [
     pytest.param(name, marks=pytest.mark.slow)
-    if METHODS[name].is_embedded
+    if METHODS[name].is_e_variant
     and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
     else name
     for name in METHODS
@@ -119,7 +119,7 @@ class Lab:
     def task(self, index):
         """The task with the images that the method may see."""
         task = self.scenario.tasks[index]
-        return self.scenario.given(task, self.method.info.all_data)
+        return self.scenario.training_task(task, self.method.info.all_data)
 
     def begin(self, *indices):
         """Begin tasks without training."""
@@ -162,7 +162,7 @@ def disturb():
         with torch.no_grad():
             for name, value in module.state_dict().items():
                 if value.is_floating_point():
-                    noise = torch.randn(value.shape, generator=Stream.root(0).generator(key, name))
+                    noise = torch.randn(value.shape, generator=Stream.root(0).torch_generator(key, name))
                     value.add_(scale * (noise.abs() if name.endswith("running_var") else noise))
         return module
 
@@ -263,7 +263,7 @@ class Naive:
     @staticmethod
     def outputs_in(scope, task, head):
         """The outputs that compete in a cross-entropy, one by one."""
-        ranges = {"seen": (0, task.seen), "new": (task.old, task.seen), "old": (0, task.old)}
+        ranges = {"seen": (0, task.num_seen), "new": (task.num_old, task.num_seen), "old": (0, task.num_old)}
         return list(range(*ranges.get(scope, (0, sum(len(block.weight) for block in head.blocks)))))
 
 

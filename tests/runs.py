@@ -36,7 +36,7 @@ def outcome(path):
     keys = ("accuracy_matrix", "task_aware_matrix", "confusion", "A_weighted", "F_paper", "stored_bytes")
     lines = [json.loads(line) for line in directory.steps.read_text().splitlines()]
     logged = [(line["task"], line["phase"], line["step"], line["lr"], line["terms"]) for line in lines]
-    return {key: metrics[key] for key in keys}, logged, tensors(directory.model.load_learner()[0])
+    return {key: metrics[key] for key in keys}, logged, tensors(directory.model.load_method()[0])
 
 
 def assert_same(left, right):

@@ -142,7 +142,7 @@ def page() -> str:
     parts.append(f"## method\n\n{base.__doc__}\n\n{table(rows(base, 'method.'))}")
     for name in METHODS:
         method = METHODS[name]
-        if method.is_embedded or (not method.has_embedded_variant and name != "etag"):
+        if method.is_e_variant or (not method.has_e_variant and name != "etag"):
             continue
         if name == "gfr":
             parts.append("### gfr\n\nAs [etag](#etag), with other defaults: " + _preset(method.Options.preset))
@@ -152,7 +152,7 @@ def page() -> str:
         parts.append(f"### {name}\n\n{method.info.summary}{preset}\n\n{own}")
     (fidelity,) = groups_in(METHODS["etag"].Options.model_fields["fidelity"].annotation)
     assert fidelity is FidelityOptions
-    variants = [name for name in METHODS if not METHODS[name].is_embedded and not METHODS[name].has_embedded_variant]
+    variants = [name for name in METHODS if not METHODS[name].is_e_variant and not METHODS[name].has_e_variant]
     lines = [f"- `{name}`: {METHODS[name].info.summary}; {_preset(METHODS[name].Options.preset)}" for name in variants]
     parts.append("## Variants\n\n" + "\n".join(line for line in lines if not line.startswith("- `etag`")))
     return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.app.conftest import etag, printed, refused, settings
+from tests.app.conftest import etag, published, refused, settings
 
 from etag.app import lessons
 from etag.data.folders import list_images
@@ -57,7 +57,7 @@ def test_unusual_names_are_stored_unchanged(tmp_path):
     folder = class_folders(tmp_path / "images", names, images=4)
     done = etag("learn", tmp_path / "m", folder, *settings("train.steps=2", "train.base={steps: 2}"))
     assert done.returncode == 0, done.stderr
-    assert sorted(printed(etag("info", tmp_path / "m", "--json"))["classes"]) == sorted(names)
+    assert sorted(published(etag("info", tmp_path / "m", "--json"))["classes"]) == sorted(names)
     table = etag("predict", tmp_path / "m", folder, "--format", "csv").stdout
     assert table.count("\n") == 1 + 4 * len(names)
 
@@ -210,7 +210,7 @@ def begin_learning(model, folder):
 
 
 def wait_for_work(model, process):
-    while not (model / "work").is_dir() and process.poll() is None:
+    while not (model / "unfinished").is_dir() and process.poll() is None:
         time.sleep(0.02)
 
 
@@ -237,7 +237,7 @@ def test_an_interrupted_lesson_is_resumed_and_the_model_predicts_as_before_meanw
     done = etag("learn", copied, folder, "--set", "train.steps=200")
     assert done.returncode == 0, done.stderr
     assert "resuming task 3 at" in done.stdout
-    assert len(printed(etag("info", copied, "--json"))["classes"]) == 7
+    assert len(published(etag("info", copied, "--json"))["classes"]) == 7
 
 
 def test_killed_at_any_moment_it_predicts(copied, digits_folder):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from tests.app.conftest import etag, printed, refused
+from tests.app.conftest import etag, published, refused
 
 from etag.app.predicting import predict_files, probabilities
 from etag.data.folders import list_images
@@ -38,7 +38,7 @@ def test_a_stripped_model_predicts_but_does_not_learn(copied, digits_folder):
     assert "can predict but no longer learn" in done.stdout
     assert etag("predict", copied, *files, "--format", "csv").stdout == before
     assert len(list((copied / "tensors").iterdir())) == 2, "backbone and answer rule"
-    assert printed(etag("info", copied, "--json"))["bytes"]["learner"] == 0
+    assert published(etag("info", copied, "--json"))["bytes"]["learner"] == 0
     for words in ([], ["--update"]):
         folder = digits_folder("more", (1, 4), first=40, count=30) if words else digits_folder("third", (5, 6))
         message = refused(etag("learn", copied, folder, *words))
@@ -74,7 +74,7 @@ def test_loading_a_classifier_builds_no_method_and_reads_about_json_once(copied,
 def test_a_classifier_returns_log_probabilities(learned):
     classifier, about = ModelDirectory(learned).load_classifier()
     pixels = torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    found = classifier(about.preprocess.test(pixels))
+    found = classifier(about.preprocess.centered(pixels))
     torch.testing.assert_close(found.logsumexp(1), torch.zeros(5), atol=1e-5, rtol=0)
     assert classifier.temperature == about.temperature != 1.0
     torch.testing.assert_close(probabilities(classifier, about, pixels), found.exp())

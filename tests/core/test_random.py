@@ -10,7 +10,7 @@ from etag.core.random import Draws, Placement, Stream
 
 
 def numbers(stream, *parts):
-    return torch.randn(8, generator=stream.generator(*parts))
+    return torch.randn(8, generator=stream.torch_generator(*parts))
 
 
 def test_the_same_key_gives_the_same_numbers():
@@ -33,7 +33,7 @@ def test_drawing_from_one_child_does_not_change_another():
     stream = Stream.root(0)
     alone = numbers(stream.child("b"))
     for purpose in ("a", "c"):
-        torch.randn(1000, generator=stream.generator(purpose))
+        torch.randn(1000, generator=stream.torch_generator(purpose))
     assert torch.equal(numbers(stream.child("b")), alone)
 
 
@@ -52,7 +52,7 @@ def test_training_does_not_use_global_random_generators(lab):
 
 @given(rows=st.integers(0, 300), world=st.integers(1, 9))
 def test_shares_partition_the_rows_evenly(rows, world):
-    shares = [Placement(rank=rank, world=world).share(rows) for rank in range(world)]
+    shares = [Placement(rank=rank, world=world).own_rows(rows) for rank in range(world)]
     assert [row for share in shares for row in range(rows)[share]] == list(range(rows))
     sizes = [share.stop - share.start for share in shares]
     assert max(sizes) - min(sizes) <= 1

@@ -8,11 +8,11 @@ from etag.data.images import MemoryImages
 def task_of(labels):
     labels = torch.tensor(labels)
     images = MemoryImages(torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1), labels)
-    return Task(index=1, old=2, new=2, train=images, test=images, base=2)
+    return Task(index=1, num_old=2, num_new=2, train=images, test=images, num_base=2)
 
 
 def test_seen_counts_old_and_new():
-    assert task_of([2, 3]).seen == 4
+    assert task_of([2, 3]).num_seen == 4
 
 
 def test_holding_out_takes_the_last_share_of_each_class():
@@ -20,7 +20,7 @@ def test_holding_out_takes_the_last_share_of_each_class():
     assert held_out.labels.tolist() == [2, 3]
     assert held_out.pixels.flatten().tolist() == [6, 7]
     assert remaining.train.pixels.flatten().tolist() == [0, 1, 2, 3, 4, 5]
-    assert (remaining.index, remaining.old, remaining.new, remaining.base) == (1, 2, 2, 2)
+    assert (remaining.index, remaining.num_old, remaining.num_new, remaining.num_base) == (1, 2, 2, 2)
 
 
 def test_holding_out_a_share_of_zero_returns_the_task():
@@ -38,14 +38,16 @@ def test_a_share_that_rounds_to_no_image_holds_out_nothing():
 def test_all_data_joins_the_training_images_of_all_tasks_up_to_this_one(tiny_scenario, index):
     scenario, _ = tiny_scenario("b3-2x2")
     task = scenario.tasks[index]
-    joined = scenario.given(task, all_data=True)
+    joined = scenario.training_task(task, all_data=True)
     assert joined.train.labels.tolist() == [y for t in scenario.tasks[: index + 1] for y in t.train.labels.tolist()]
     assert torch.equal(joined.train.pixels[-len(task.train) :], task.train.pixels)
     assert joined.test is task.test
-    assert (joined.old, joined.new) == (task.old, task.new)
+    assert (joined.old, joined.new) == (task.num_old, task.num_new)
 
 
 @pytest.mark.parametrize("all_data", [False, True])
 def test_images_given_counts_the_training_images_of_each_task(tiny_scenario, all_data):
     scenario, _ = tiny_scenario("b3-2x2")
-    assert scenario.images_given(all_data) == [len(scenario.given(task, all_data).train) for task in scenario]
+    assert scenario.training_images(all_data) == [
+        len(scenario.training_task(task, all_data).train) for task in scenario
+    ]

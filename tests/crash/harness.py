@@ -32,7 +32,7 @@ SETTINGS = {
     "model.width": 4,
     "train.epochs": 12,
     "train.batch_size": 8,
-    "runtime.checkpoint_every": 0,
+    "runtime.checkpoint_seconds": 0,
 }
 OWN = {
     "etag": {"method.generator.train.epochs": 4, "method.generator.feature_passes": 2},
@@ -70,9 +70,9 @@ def outcome(path):
 
 def stored(directory):
     """Every tensor of the model, by role and name. Checksums and what is left on disk are checked too."""
-    method, _ = directory.model.load_learner()
+    method, _ = directory.model.load_method()
     assert directory.model.versions == directory.model.pinned_versions == [directory.model.version]
-    assert not directory.model.work.exists(), "checkpoints are left"
+    assert not directory.model.unfinished.exists(), "checkpoints are left"
     files = {path.stem for path in (directory.path / "tensors").iterdir()}
     about = json.loads((directory.versions / str(directory.model.version) / "about.json").read_text())
     assert files == {name for part in about["tensors"].values() for name in part.values()}, "files are left"

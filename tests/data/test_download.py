@@ -52,7 +52,7 @@ def at(server, path, md5=None):
     return Download(f"http://127.0.0.1:{server.server_port}{path}", md5 or hashlib.md5(CONTENT).hexdigest())
 
 
-def silent(*_): ...
+def print_nothing(*_): ...
 
 
 def test_a_file_is_downloaded_with_progress(server, tmp_path):
@@ -66,43 +66,43 @@ def test_a_file_is_downloaded_with_progress(server, tmp_path):
 
 def test_an_interrupted_download_is_resumed(server, tmp_path):
     with pytest.raises(EtagError, match=r"could not be downloaded: the connection broke after .* resumes from there"):
-        fetch(at(server, "/cut"), tmp_path, silent)
+        fetch(at(server, "/cut"), tmp_path, print_nothing)
     assert (tmp_path / "cut.part").stat().st_size == len(CONTENT) // 2
     assert not (tmp_path / "cut").exists()
-    assert fetch(at(server, "/cut"), tmp_path, silent).read_bytes() == CONTENT
+    assert fetch(at(server, "/cut"), tmp_path, print_nothing).read_bytes() == CONTENT
     assert server.requests == [("/cut", None), ("/cut", f"bytes={len(CONTENT) // 2}-")]
 
 
 def test_a_server_without_ranges_is_read_from_the_start(server, tmp_path):
     (tmp_path / "plain.part").write_bytes(b"old")
-    assert fetch(at(server, "/plain"), tmp_path, silent).read_bytes() == CONTENT
+    assert fetch(at(server, "/plain"), tmp_path, print_nothing).read_bytes() == CONTENT
 
 
 def test_a_complete_part_is_not_downloaded_again(server, tmp_path):
     (tmp_path / "whole.part").write_bytes(CONTENT)
-    assert fetch(at(server, "/whole"), tmp_path, silent).read_bytes() == CONTENT
+    assert fetch(at(server, "/whole"), tmp_path, print_nothing).read_bytes() == CONTENT
 
 
 def test_a_file_that_is_there_is_verified_and_not_requested(server, tmp_path):
     (tmp_path / "whole").write_bytes(CONTENT)
-    fetch(at(server, "/whole"), tmp_path, silent)
+    fetch(at(server, "/whole"), tmp_path, print_nothing)
     assert server.requests == []
     (tmp_path / "whole").write_bytes(CONTENT[:-1])
-    assert fetch(at(server, "/whole"), tmp_path, silent).read_bytes() == CONTENT
+    assert fetch(at(server, "/whole"), tmp_path, print_nothing).read_bytes() == CONTENT
 
 
 def test_a_wrong_checksum_is_an_error_and_nothing_is_saved(server, tmp_path):
     with pytest.raises(EtagError, match="arrived damaged"):
-        fetch(at(server, "/whole", md5="0" * 32), tmp_path, silent)
+        fetch(at(server, "/whole", md5="0" * 32), tmp_path, print_nothing)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_of_the_network_name_the_file(server, tmp_path):
     with pytest.raises(EtagError, match=r"could not be downloaded: HTTP Error 404"):
-        fetch(at(server, "/missing"), tmp_path, silent)
+        fetch(at(server, "/missing"), tmp_path, print_nothing)
     closed = Download("http://127.0.0.1:9/file", "0" * 32)
     with pytest.raises(EtagError, match="could not be downloaded"):
-        fetch(closed, tmp_path, silent)
+        fetch(closed, tmp_path, print_nothing)
 
 
 def zipped(*names):

@@ -48,7 +48,7 @@ def test_random_crop_at_the_middle_offset_returns_the_image_or_its_mirror():
 def test_normalize_maps_bytes_to_zero_mean_and_unit_variance():
     images = noise(4, 3, 5)
     preprocess = Preprocess((0.5, 0.4, 0.3), (0.2, 0.25, 0.3), size=5, flip=True)
-    result = preprocess.test(images)
+    result = preprocess.centered(images)
     assert result.dtype == torch.float32
     for (k, c, y, x), byte in np.ndenumerate(images.numpy()):
         expected = (float(byte) / 255 - preprocess.mean[c]) / preprocess.std[c]
@@ -59,7 +59,7 @@ def test_normalize_maps_bytes_to_zero_mean_and_unit_variance():
 def test_inputs_are_in_channels_last_order(channels):
     preprocess = Preprocess((0.5,) * channels, (0.2,) * channels, size=8, flip=True)
     images, draws = noise(4, channels, 8), Draws(Stream.root(0))
-    for result in (preprocess.test(images), preprocess.train(images, draws, 4)):
+    for result in (preprocess.centered(images), preprocess.augmented(images, draws, 4)):
         assert result.is_contiguous(memory_format=torch.channels_last)
         assert result.shape == images.shape
 
@@ -68,8 +68,8 @@ def test_preprocessing_does_not_change_the_images_in_place():
     images = noise(4, 3, 8)
     copy = images.clone()
     preprocess = Preprocess((0.5,) * 3, (0.2,) * 3, size=8, flip=True)
-    preprocess.train(images, Draws(Stream.root(0)), 4)
-    preprocess.test(images)
+    preprocess.augmented(images, Draws(Stream.root(0)), 4)
+    preprocess.centered(images)
     assert torch.equal(images, copy)
 
 
@@ -78,7 +78,7 @@ def test_preprocessing_does_not_change_the_images_in_place():
 def test_training_crops_and_mirrors_every_image_at_random(flip, stored, padding):
     images, draws = noise(128, 1, stored), Draws(Stream.root(4))
     preprocess = Preprocess((0.0,), (1 / 255,), size=8, flip=flip)  # normalization leaves the bytes unchanged
-    result = preprocess.train(images, draws, 128).round().byte().numpy()
+    result = preprocess.augmented(images, draws, 128).round().byte().numpy()
     used = set()
     for k, image in enumerate(images.numpy()):
         ways = [(d, r, m) for d in range(3) for r in range(3) for m in ((False, True) if flip else (False,))]
@@ -91,7 +91,7 @@ def test_training_crops_and_mirrors_every_image_at_random(flip, stored, padding)
 @pytest.mark.parametrize(("size", "padding"), [(32, 4), (8, 1), (64, 8), (224, 28)])
 def test_padding_is_an_eighth_of_the_side(size, padding):
     white = torch.full((400, 1, size, size), 255, dtype=torch.uint8)
-    result = Preprocess((0.0,), (1.0,), size, flip=False).train(white, Draws(Stream.root(0)), 400)
+    result = Preprocess((0.0,), (1.0,), size, flip=False).augmented(white, Draws(Stream.root(0)), 400)
     for line in (result[:, 0, :, size // 2], result[:, 0, size // 2, :]):  # from top to bottom, from left to right
         black = (line == 0).sum(1)
         assert (line == 0)[black > 0][:, [0, -1]].sum(1).tolist() == [1] * int((black > 0).sum())  # at one end
@@ -103,18 +103,18 @@ def test_testing_takes_the_center(stored, start):
     images = noise(3, 2, stored)
     preprocess = Preprocess((0.0,) * 2, (1 / 255,) * 2, size=8, flip=True)
     expected = images[:, :, start : start + 8, start : start + 8]
-    assert torch.equal(preprocess.test(images).round().byte(), expected)
+    assert torch.equal(preprocess.centered(images).round().byte(), expected)
 
 
 @pytest.mark.parametrize("resized", [False, True])
 def test_several_processes_augment_like_one(resized):
     images, stream = noise(7, 3, 10), Stream.root(0).child("step", 3)
     preprocess = Preprocess((0.5,) * 3, (0.2,) * 3, size=8, flip=True, resized_crop=resized)
-    alone = preprocess.train(images, Draws(stream), 7)
+    alone = preprocess.augmented(images, Draws(stream), 7)
     placements = [Placement(rank=rank, world=3) for rank in range(3)]
-    several = [preprocess.train(images[own.share(7)], Draws(stream, own), 7) for own in placements]
+    several = [preprocess.augmented(images[own.own_rows(7)], Draws(stream, own), 7) for own in placements]
     torch.testing.assert_close(torch.cat(several), alone)
-    assert not torch.equal(preprocess.train(images, Draws(stream.child("next")), 7), alone)
+    assert not torch.equal(preprocess.augmented(images, Draws(stream.child("next")), 7), alone)
 
 
 @pytest.mark.parametrize("rows", [12, 7])
@@ -199,11 +199,11 @@ def test_resized_crop_reaches_both_ends_of_the_image(axis):
 def test_training_with_resized_crop_draws_random_windows():
     images, draws = noise(64, 3, 16), Draws(Stream.root(0))
     preprocess = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=12, flip=True, resized_crop=True)
-    result = preprocess.train(images, draws, 64)
+    result = preprocess.augmented(images, draws, 64)
     box, mirror = draws.uniform("crop box", 64, 4), draws.integers("mirror", 0, 2, 64).bool()
     torch.testing.assert_close(result, resized_crop(images, 12, box, mirror), atol=1e-3, rtol=1e-5)
-    assert torch.equal(result, preprocess.train(images, draws, 64))
+    assert torch.equal(result, preprocess.augmented(images, draws, 64))
     assert result.is_contiguous(memory_format=torch.channels_last)
     assert 0 < int(mirror.sum()) < 64
     center = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=12, flip=True)
-    assert torch.equal(preprocess.test(images), center.test(images))  # testing is not affected
+    assert torch.equal(preprocess.centered(images), center.test(images))  # testing is not affected

@@ -243,13 +243,13 @@ def test_a_split_divides_the_classes_used():
 def test_labels_follow_the_class_order(split):
     scenario, _ = build_scenario(DataOptions(), split, seed=2)
     sizes = parse_split(split)
-    assert scenario.classes_per_task == sizes
+    assert scenario.new_classes_per_task == sizes
     assert len(scenario.classes) == sum(sizes)
     for index, task in enumerate(scenario):
-        assert (task.index, task.old, task.new) == (index, sum(sizes[:index]), sizes[index])
-        assert (task.seen, task.base) == (sum(sizes[: index + 1]), sizes[0])
+        assert (task.index, task.num_old, task.num_new) == (index, sum(sizes[:index]), sizes[index])
+        assert (task.num_seen, task.num_base) == (sum(sizes[: index + 1]), sizes[0])
         for images in (task.train, task.test):  # so tasks are disjoint too
-            assert images.labels.unique().tolist() == list(range(task.old, task.seen))
+            assert images.labels.unique().tolist() == list(range(task.num_old, task.num_seen))
 
 
 def test_every_image_is_in_one_task_with_its_class():
@@ -275,7 +275,7 @@ def test_train_and_test_per_class_use_the_first_images_of_each_class():
     for task, full in zip(few, whole, strict=True):
         for part, count in (("train", 7), ("test", 3)):
             images, source = getattr(task, part), getattr(full, part)
-            for label in range(task.old, task.seen):
+            for label in range(task.num_old, task.num_seen):
                 assert torch.equal(images.pixels[images.labels == label], source.pixels[source.labels == label][:count])
 
 

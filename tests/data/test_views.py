@@ -15,7 +15,7 @@ LABELS = torch.tensor([5, 0, 2])
 
 
 def test_image_k_rotated_r_times_is_row_3r_plus_k():
-    result = ROTATIONS.of(IMAGES, LABELS)
+    result = ROTATIONS.all_views(IMAGES, LABELS)
     assert result.inputs.shape == (12, 2, 4, 4)
     for k in range(3):
         for r in range(4):
@@ -23,25 +23,25 @@ def test_image_k_rotated_r_times_is_row_3r_plus_k():
 
 
 def test_the_label_of_rotation_r_is_4y_plus_r():
-    assert ROTATIONS.of(IMAGES, LABELS).labels.tolist() == [20, 0, 8, 21, 1, 9, 22, 2, 10, 23, 3, 11]
+    assert ROTATIONS.all_views(IMAGES, LABELS).labels.tolist() == [20, 0, 8, 21, 1, 9, 22, 2, 10, 23, 3, 11]
 
 
 def test_of_returns_the_images_first_and_uses_all_rows_as_views():
-    result = ROTATIONS.of(IMAGES, LABELS)
+    result = ROTATIONS.all_views(IMAGES, LABELS)
     assert result.image_count == 3
     assert result.selected is None
     assert torch.equal(result.inputs[:3], IMAGES)
 
 
 def test_views_are_in_channels_last_order():
-    assert ROTATIONS.of(IMAGES, LABELS).inputs.is_contiguous(memory_format=torch.channels_last)
+    assert ROTATIONS.all_views(IMAGES, LABELS).inputs.is_contiguous(memory_format=torch.channels_last)
     chosen = ROTATIONS.choose(torch.arange(3), 2)
-    assert ROTATIONS.some(IMAGES, LABELS, chosen).inputs.is_contiguous(memory_format=torch.channels_last)
+    assert ROTATIONS.selected_views(IMAGES, LABELS, chosen).inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_identity_returns_the_images():
     assert IDENTITY.count == 1
-    result = IDENTITY.of(IMAGES, LABELS)
+    result = IDENTITY.all_views(IMAGES, LABELS)
     assert torch.equal(result.inputs, IMAGES)
     assert result.image_count == 3
     assert result.labels.tolist() == [5, 0, 2]
@@ -49,7 +49,7 @@ def test_identity_returns_the_images():
 
 @pytest.mark.parametrize("views", [IDENTITY, ROTATIONS], ids=lambda views: views.name)
 def test_of_returns_one_label_per_row(views):
-    result = views.of(IMAGES, torch.zeros(3, dtype=torch.long))
+    result = views.all_views(IMAGES, torch.zeros(3, dtype=torch.long))
     assert len(result.inputs) == len(result.labels) == 3 * views.count
 
 
@@ -91,7 +91,7 @@ def test_choose_depends_on_the_position_of_the_row_only():
 def test_some_computes_the_chosen_views_and_no_others(name, number):
     views = VIEW_TRANSFORMS[name]
     chosen = views.choose(order(7), number)
-    result = views.some(COLORED, CLASSES, chosen)
+    result = views.selected_views(COLORED, CLASSES, chosen)
     assert result.image_count == 7
     assert torch.equal(result.inputs[:7], COLORED)
     assert len(result.selected) == len(result.labels) == 7 * number
@@ -104,7 +104,7 @@ def test_some_computes_the_chosen_views_and_no_others(name, number):
 
 @pytest.mark.parametrize("chosen", [[[0]] * 3, [[3]] * 3, [[2], [0], [2]], [[3, 1], [0, 2], [1, 0]]], ids=str)
 def test_some_accepts_any_views_in_any_order(chosen):
-    result = ROTATIONS.some(IMAGES, LABELS, torch.tensor(chosen))
+    result = ROTATIONS.selected_views(IMAGES, LABELS, torch.tensor(chosen))
     pairs = [(k, r) for k, row in enumerate(chosen) for r in row]
     expected = np.stack([np.rot90(IMAGES[k].numpy(), r, axes=(1, 2)) for k, r in pairs])
     assert np.array_equal(result.inputs[result.selected], expected)
@@ -114,8 +114,8 @@ def test_some_accepts_any_views_in_any_order(chosen):
 @pytest.mark.parametrize("name", VIEW_TRANSFORMS)
 def test_some_with_all_views_equals_of(name):
     views = VIEW_TRANSFORMS[name]
-    every = views.of(COLORED, CLASSES)
-    some = views.some(COLORED, CLASSES, views.choose(order(7), views.count))
+    every = views.all_views(COLORED, CLASSES)
+    some = views.selected_views(COLORED, CLASSES, views.choose(order(7), views.count))
     assert torch.equal(some.inputs, every.inputs)
     assert sorted(some.selected.tolist()) == list(range(7 * views.count))
     assert torch.equal(some.labels, every.labels[some.selected])
@@ -123,7 +123,7 @@ def test_some_with_all_views_equals_of(name):
 
 def rows_of(views, images):
     """Return the rows of all views of the images."""
-    return views.of(images, torch.zeros(len(images), dtype=torch.long)).inputs
+    return views.all_views(images, torch.zeros(len(images), dtype=torch.long)).inputs
 
 
 # -- jigsaw ----------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_view_r_of_image_k_is_row_3r_plus_k(name, count):
 def test_the_label_of_view_r_is_count_times_y_plus_r(name):
     views, k = VIEW_TRANSFORMS[name], VIEW_TRANSFORMS[name].count
     expected = [k * y + r for r in range(k) for y in (5, 0, 2)]
-    assert views.of(COLOR_IMAGES, torch.tensor([5, 0, 2])).labels.tolist() == expected
+    assert views.all_views(COLOR_IMAGES, torch.tensor([5, 0, 2])).labels.tolist() == expected
 
 
 def test_identity_and_rotations_accept_any_image():

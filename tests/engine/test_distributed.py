@@ -90,7 +90,7 @@ def learn(runtime: Runtime, folder: Path) -> None:
         for task in scenario:
             learner.train(task)
         stored = tensors(method)
-        everyone = runtime.gather_rows([{key: value.flatten() for key, value in stored.items()}])[0]
+        everyone = runtime.gather([{key: value.flatten() for key, value in stored.items()}])[0]
         for key, value in everyone.items():
             copies = value.view(runtime.placement.world, -1)
             assert torch.equal(copies[0], copies[-1]), f"{name}: {key} differs between processes"
@@ -143,7 +143,7 @@ LONG = {
     "method.generator.train.epochs": 12,
     "method.generator.feature_passes": 2,
     "runtime.accelerator": "cpu",
-    "runtime.checkpoint_every": 0,
+    "runtime.checkpoint_seconds": 0,
 }
 
 
@@ -187,7 +187,7 @@ def twin(tmp_path_factory):
 def assert_same(left, right):
     one, two = (json.loads((path / "metrics.json").read_text()) for path in (left, right))
     assert one["accuracy_matrix"] == two["accuracy_matrix"]
-    weights, others = (tensors(ModelDirectory(path).load_learner()[0]) for path in (left, right))
+    weights, others = (tensors(ModelDirectory(path).load_method()[0]) for path in (left, right))
     for name, value in weights.items():
         assert torch.equal(value, others[name]), f"{name} differs"
 
@@ -214,7 +214,7 @@ def test_asked_to_stop_two_processes_save_and_stop_at_the_same_place(twin, tmp_p
     code, said = finish(process)
     assert code == 143, said
     assert "interrupted" in said
-    assert list(out.glob("work/checkpoints/*.json"))
+    assert list(out.glob("unfinished/checkpoints/*.json"))
     code, said = finish(start(out, "--devices", "2"))
     assert code == 0, said
     assert_same(twin, out)

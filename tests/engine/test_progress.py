@@ -12,7 +12,7 @@ from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
 
 def task(index):
     """A task of two classes; callbacks read its number."""
-    return Task(index, 2 * index, 2, None, None, base=2)
+    return Task(index, 2 * index, 2, None, None, num_base=2)
 
 
 def bars(terminal):

@@ -5,13 +5,13 @@ from etag.core.outputs import Need
 from etag.core.random import Placement
 from etag.core.scenario import Task
 from etag.evaluation.evaluate import evaluate, features_pass, predictions_pass
-from etag.models.answers import AnswerRule, HeadRule
+from etag.models.prediction import HeadRule, PredictionRule
 
 
 def two_tasks(*images):
     """Of two classes and of one, with so many test images."""
     counts = [range(count) for count in images]  # evaluation only reads how many there are
-    return [Task(0, 0, 2, None, counts[0], base=2), Task(1, 2, 1, None, counts[1], base=2)]
+    return [Task(0, 0, 2, None, counts[0], num_base=2), Task(1, 2, 1, None, counts[1], num_base=2)]
 
 
 def predictions(*rows):
@@ -86,17 +86,17 @@ def test_the_pass_predicts_as_the_solver_does_image_by_image(learned, argmax, di
     expected, competing = [], 5 if argmax == "seen" else 7
     for task in tasks:
         for pixels, label in zip(task.test.pixels, task.test.labels.tolist(), strict=True):
-            inputs = laboratory.preprocess.test(pixels[None])
+            inputs = laboratory.preprocess.centered(pixels[None])
             logits = method.solver.eval()(inputs, Need.LOGITS).logits[0].tolist()
             prediction = max(range(competing), key=logits.__getitem__)
-            expected.append((label, prediction, max(range(task.old, task.seen), key=logits.__getitem__)))
+            expected.append((label, prediction, max(range(task.num_old, task.num_seen), key=logits.__getitem__)))
     assert list(zip(*(found[name].tolist() for name in ("label", "prediction", "within")), strict=True)) == expected
     assert len({prediction for _, prediction, _ in expected}) > 3
     assert any(prediction >= 5 for _, prediction, _ in expected) is (argmax == "all")
 
     evaluation = evaluate(found, tasks)
     for index, task in enumerate(tasks):
-        own = [row for row in expected if task.old <= row[0] < task.seen]
+        own = [row for row in expected if task.num_old <= row[0] < task.num_seen]
         assert evaluation.accuracies[index] == sum(label == prediction for label, prediction, _ in own) / len(own)
         assert evaluation.task_aware[index] == sum(label == within for label, _, within in own) / len(own)
     for true, row in enumerate(evaluation.confusion):
@@ -108,7 +108,7 @@ def test_the_pass_predicts_as_the_solver_does_image_by_image(learned, argmax, di
 
 
 def test_scores_may_be_shifted_and_negative(learned):
-    class Shifted(AnswerRule):
+    class Shifted(PredictionRule):
         """The same scores, much lower."""
 
         def __init__(self, rule):
@@ -140,7 +140,7 @@ def test_the_pass_returns_log_probabilities_where_they_are_asked_for(learned):
     laboratory = learned("seen")
     tasks = laboratory.scenario.tasks[:2]
     found = laboratory.engine.run_pass(evaluation_pass(laboratory, tasks, scores=True))
-    inputs = laboratory.preprocess.test(images_of(tasks).pixels)
+    inputs = laboratory.preprocess.centered(images_of(tasks).pixels)
     with torch.no_grad():
         torch.testing.assert_close(found["scores"], laboratory.method.classifier().eval()(inputs))
     torch.testing.assert_close(found["scores"].exp().sum(1), torch.ones(len(inputs)))
@@ -152,7 +152,7 @@ def test_features_are_those_of_the_images_in_order(learned):
     images, classifier = laboratory.scenario.tasks[0].test, laboratory.method.classifier()
     found = laboratory.engine.run_pass(features_pass(images, classifier, laboratory.preprocess, Placement()))
     assert torch.equal(found["labels"], images.labels)
-    alone = [laboratory.preprocess.test(pixels[None]) for pixels in images.pixels]
+    alone = [laboratory.preprocess.centered(pixels[None]) for pixels in images.pixels]
     expected = torch.cat([laboratory.method.solver(inputs, Need.FEATURE).feature for inputs in alone])
     torch.testing.assert_close(found["features"], expected)
     assert not found["features"].requires_grad

@@ -76,20 +76,32 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("left", [0, pytest.param(40_000, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_loses_nothing(small_disk, left):
-    words = ["run", "--method", "fine", "--set", "model.width=4", "--set", "runtime.checkpoint_every=0", "--out", "run"]
+    words = [
+        "run",
+        "--method",
+        "fine",
+        "--set",
+        "model.width=4",
+        "--set",
+        "runtime.checkpoint_seconds=0",
+        "--out",
+        "run",
+    ]
     process = start(small_disk, *words)
-    wait_for(small_disk / "run" / "work" / "checkpoints" / "checkpoint-1.json", process)
+    wait_for(small_disk / "run" / "unfinished" / "checkpoints" / "checkpoint-1.json", process)
     process.kill()
     process.communicate()
     ballast, data = small_disk / "ballast", os.statvfs(small_disk)
     ballast.write_bytes(bytes(data.f_bavail * data.f_bsize - left))
-    saved = {path.name for path in (small_disk / "run" / "work" / "checkpoints").glob("checkpoint-*.json")}
+    saved = {path.name for path in (small_disk / "run" / "unfinished" / "checkpoints").glob("checkpoint-*.json")}
     full = start(small_disk, *words)
     errors = full.communicate(timeout=120)[1]
     assert full.returncode == 2, errors
     assert "there is no room to write" in errors
     assert "Traceback" not in errors
-    assert {path.name for path in (small_disk / "run" / "work" / "checkpoints").glob("checkpoint-*.json")} >= saved
+    assert {
+        path.name for path in (small_disk / "run" / "unfinished" / "checkpoints").glob("checkpoint-*.json")
+    } >= saved
     ballast.unlink()
     resumed = start(small_disk, *words)
     output, errors = resumed.communicate(timeout=300)
@@ -118,7 +130,7 @@ main()
 
 
 def test_a_full_disk_is_reported_and_what_was_saved_before_is_complete(tmp_path):
-    words = [*SLOW[:-1], "cut", "--set", "runtime.checkpoint_every=0", "--set", "train.epochs=30"]
+    words = [*SLOW[:-1], "cut", "--set", "runtime.checkpoint_seconds=0", "--set", "train.epochs=30"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", FULL, *words]
     full = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
@@ -173,7 +185,7 @@ def test_a_loss_that_is_not_finite_is_reported_with_the_last_good_checkpoint(sma
 
 def test_weights_that_are_not_finite_are_not_saved(small, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "LOG_EVERY", 1)
-    config = small("fine", **{"runtime.checkpoint_every": 0, "train.epochs": 9})
+    config = small("fine", **{"runtime.checkpoint_seconds": 0, "train.epochs": 9})
     step = training.Training._step
 
     def spoil(self, turn, number, batch):

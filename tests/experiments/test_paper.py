@@ -5,7 +5,7 @@ import re
 import pytest
 from tests.conftest import SHARED_DATA, skip_unless_required
 
-from etag.experiments.paper import column_of, printed
+from etag.experiments.paper import column_of, published
 
 SOURCE = SHARED_DATA.parent / "paper" / "etag.tex"
 OUR_NAMES = {"bi-r": "bir"}
@@ -46,12 +46,12 @@ def numbers(cell):
 def test_table_1(table):
     _, *whole = [row for row in table("tab:1") if len(row) == 13]  # the first names the metrics
     rows = {ours(name): cells for name, *cells in whole}
-    assert list(rows) == printed().methods
-    columns = list(printed().table1)
+    assert list(rows) == published().methods
+    columns = list(published().table1)
     assert columns == [f"{data}-{tasks}" for data in ("cifar100", "imagenet-sub") for tasks in (5, 10, 25)]
     for method, row in rows.items():
         for number, column in enumerate(columns):
-            result = printed().table1[column][method]
+            result = published().table1[column][method]
             assert (result.A, result.A_std) == numbers(row[2 * number])
             assert (result.F, result.F_std) == numbers(row[2 * number + 1])
 
@@ -60,37 +60,37 @@ def test_table_2(table):
     by_name = {row[0]: row[1:] for row in table("tab:2")}
     marks = {r"\xmark": False, r"\cmark": True}
     methods = [ours(name) for name in by_name["Method"]]
-    assert methods == list(printed().ablation)
+    assert methods == list(published().ablation)
     for method, ge, kd, ss, db, a in zip(
         methods, *(by_name[name] for name in ("GE", "KD", "SS", "DB", r"A \uparrow")), strict=True
     ):
-        column = printed().ablation[method]
+        column = published().ablation[method]
         assert ("none" if ge == r"\xmark" else ge, kd) == (column.GE, column.KD)
         assert (marks[ss], marks[db], float(a)) == (column.SS, column.DB, column.A)
 
 
 def test_self_supervised_tasks(table):
-    assert list(map(float, table("tab:difssl")[-1])) == list(printed().self_supervised.values())
+    assert list(map(float, table("tab:difssl")[-1])) == list(published().self_supervised.values())
 
 
 def test_times(table):
     names, train, test = table("tab:ablstu")
-    assert [ours(name) for name in names] == list(printed().time)
-    assert list(map(float, train)) == [seconds.train for seconds in printed().time.values()]
-    assert list(map(float, test)) == [seconds.test for seconds in printed().time.values()]
+    assert [ours(name) for name in names] == list(published().time)
+    assert list(map(float, train)) == [seconds.train for seconds in published().time.values()]
+    assert list(map(float, test)) == [seconds.test for seconds in published().time.values()]
 
 
 def test_generative_methods(table):
     names, values = table("tab:comwit")
-    assert [ours(name) for name in names] == list(printed().generative)
-    assert [numbers(value) for value in values] == [(a.A, a.A_std) for a in printed().generative.values()]
+    assert [ours(name) for name in names] == list(published().generative)
+    assert [numbers(value) for value in values] == [(a.A, a.A_std) for a in published().generative.values()]
 
 
 def test_the_one_doubtful_value_is_marked():
-    result = printed().table1["imagenet-sub-25"]["eewc"]
+    result = published().table1["imagenet-sub-25"]["eewc"]
     assert (result.F, result.F_std) == (result.A, result.A_std)
-    assert printed().doubt("imagenet-sub-25", "eewc", "F") == "repeats the accuracy beside it"
-    assert printed().doubt("imagenet-sub-25", "eewc", "A") is None
+    assert published().doubt("imagenet-sub-25", "eewc", "F") == "repeats the accuracy beside it"
+    assert published().doubt("imagenet-sub-25", "eewc", "A") is None
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_run_whose_worker_is_killed_is_finished_by_another(tmp_path):
         text=True,
     )
     started = tmp_path / "store" / "b2-1x2" / "gfr-seed0"
-    while not list(started.glob("work/checkpoints/*")) and process.poll() is None:
+    while not list(started.glob("unfinished/checkpoints/*")) and process.poll() is None:
         time.sleep(0.05)
     killed = workers()
     assert killed, process.communicate()

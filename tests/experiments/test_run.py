@@ -24,7 +24,7 @@ def test_two_runs_of_one_config_give_identical_numbers_and_weights(small, method
     first, second = (run(config, tmp_path / name) for name in ("a", "b"))
     for key in ("accuracy_matrix", "task_aware_matrix", "confusion", "A_weighted"):
         assert first[key] == second[key]
-    weights = [tensors(RunDirectory(tmp_path / name).model.load_learner()[0]) for name in ("a", "b")]
+    weights = [tensors(RunDirectory(tmp_path / name).model.load_method()[0]) for name in ("a", "b")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     other = run(small(method, seed=1), tmp_path / "c")
     assert other["class_names"] != first["class_names"]
@@ -53,7 +53,7 @@ def test_the_run_directory_holds_all_that_is_promised(small, tmp_path):
     assert all(0 <= value <= 1 for row in matrix for value in row if value is not None)
     assert metrics["classes_per_task"] == [2, 1, 1]
     assert len(metrics["train_seconds"]) == len(metrics["test_seconds"]) == 3
-    method, _ = directory.model.load_learner()
+    method, _ = directory.model.load_method()
     parts = method.parts.values()
     assert metrics["parameters"] == sum(p.numel() for part in parts for p in part.parameters())
     assert metrics["stored_bytes"] == sum(t.nbytes for part in parts for t in part.state_dict().values())
@@ -65,7 +65,7 @@ def test_the_run_directory_holds_all_that_is_promised(small, tmp_path):
     assert saved["features"].shape == (4 * 8, method.solver.backbone.feature_size)
     assert np.bincount(saved["labels"]).tolist() == [8] * 4
     assert directory.model.versions == directory.model.pinned_versions == [3]
-    assert not directory.model.work.exists()
+    assert not directory.model.unfinished.exists()
 
 
 def test_a_saved_model_predicts_as_it_did_at_the_end_of_the_run(small, tmp_path):
@@ -76,7 +76,7 @@ def test_a_saved_model_predicts_as_it_did_at_the_end_of_the_run(small, tmp_path)
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     for task, expected in zip(scenario, metrics["accuracy_matrix"][-1], strict=True):
         with torch.no_grad():
-            scores = classifier(preprocess.test(task.test.pixels))
+            scores = classifier(preprocess.centered(task.test.pixels))
         assert (scores.argmax(1) == task.test.labels).double().mean().item() == expected
 
 
@@ -159,7 +159,7 @@ def test_tasks_may_bring_no_new_class(domains, tmp_path):
     assert metrics["task_aware_matrix"] == metrics["accuracy_matrix"], "all ten compete in any case"
     assert metrics["accuracy_matrix"][0][0] > 0.3, "ten digits, chance is 0.1"
     assert sum(map(sum, metrics["confusion"])) == 3 * 10 * 4
-    method, about = RunDirectory(tmp_path / "run").model.load_learner()
+    method, about = RunDirectory(tmp_path / "run").model.load_method()
     assert method.solver.head.outputs == method.generator.network.decoder_in.rows.shape[0] == 10
     assert about.task_sizes == (10, 0, 0)
     assert len(about.classes) == 10
@@ -208,7 +208,7 @@ def test_features_can_be_saved_after_each_task_without_changing_the_run(small, t
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     images = scenario.tasks[0].test
     with torch.no_grad():
-        expected = last.backbone(preprocess.test(images.pixels))
+        expected = last.backbone(preprocess.centered(images.pixels))
     for label in (0, 1):
         rows = content["features"][content["labels"] == label]
         np.testing.assert_allclose(rows, expected[images.labels == label].numpy(), rtol=1e-3, atol=1e-5)  # float16

@@ -128,7 +128,7 @@ class Model(Target):
 
     def read(self):
         model = ModelDirectory(self.folder / "run")
-        for load in (model.about, model.load_classifier, model.load_learner, model.sizes):
+        for load in (model.about, model.load_classifier, model.load_method, model.sizes):
             with suppress(EtagError):  # each reader must cope on its own
                 load()
 
@@ -140,7 +140,7 @@ class Checkpoint(Target):
 
     def __init__(self, folder):
         super().__init__(folder)
-        config = resolve(given={"method": "eewc", "split": "b2-1x2", "runtime.checkpoint_every": 0, **SMALL})
+        config = resolve(given={"method": "eewc", "split": "b2-1x2", "runtime.checkpoint_seconds": 0, **SMALL})
         step, left = Training._step, [14]
 
         def cut(*arguments):
@@ -153,17 +153,17 @@ class Checkpoint(Target):
         with suppress(InterruptedError):
             run(config, folder / "run")
         Training._step = step
-        self.keep("run/work/checkpoints/*", "run/versions/*/about.json", "run/tensors/*", "run/steps.jsonl")
+        self.keep("run/unfinished/checkpoints/*", "run/versions/*/about.json", "run/tensors/*", "run/steps.jsonl")
 
     def read(self):
         directory = RunDirectory(self.folder / "run")
-        method, about = directory.model.load_learner()
+        method, about = directory.model.load_method()
         options = {"every": 0.0, "every_steps": None, "writes": False, "stop": Stop(), "say": lambda _: None}
         checkpoints = directory.model.work / "checkpoints"
         checkpointer = TaskCheckpointer(checkpoints, method, len(about.history), **options)
         log = StepLog(directory.steps)
         try:
-            log.on_task_begin(Task(1, 2, 2, None, None, base=2), checkpointer.logged)
+            log.on_task_begin(Task(1, 2, 2, None, None, num_base=2), checkpointer.logged)
         finally:
             log.close()
 

@@ -5,8 +5,8 @@ from tests.runs import small_config
 
 from etag.data.scenario import build_scenario
 from etag.learner.config import LearnerConfig, create_method
-from etag.learner.learner import Learner, LessonPlan
-from etag.learner.model_directory import About, ModelDirectory
+from etag.learner.learner import Learner, LearnOptions
+from etag.learner.model_directory import ModelDirectory, ModelInfo
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +33,12 @@ class Course:
     def learner(self, callbacks=(), **named):
         """A learner that continues from the saved version, or starts the first task."""
         if self.directory.exists():
-            method, about = self.directory.load_learner(self.runtime.placement)
+            method, about = self.directory.load_method(self.runtime.placement)
         else:
             config = LearnerConfig.from_plain(self.config.plain()).plain()
-            about = About(config, self.preprocess, self.scenario.channels, expected_classes=len(self.scenario.classes))
+            about = ModelInfo(
+                config, self.preprocess, self.scenario.channels, expected_classes=len(self.scenario.classes)
+            )
             method = self.new_method()
         return Learner(method, self.runtime, self.directory, about, callbacks, **named)
 
@@ -44,7 +46,7 @@ class Course:
         """How a task of the scenario is learned."""
         task = self.scenario.tasks[index]
         named = {"evaluated": self.scenario.tasks[: index + 1], "runtime": self.config.runtime} | named
-        return LessonPlan(names=self.scenario.classes[task.old : task.seen], **named)
+        return LearnOptions(names=self.scenario.classes[task.num_old : task.num_seen], **named)
 
     def learn(self, *indices, learner=None, **named):
         """Learn tasks, and save a version after each; returns the learner."""

@@ -19,7 +19,7 @@ from etag.experiments.run import run
 
 OFTEN = {
     "split": "b2-1x2",
-    "runtime.checkpoint_every": 0,
+    "runtime.checkpoint_seconds": 0,
     "train.epochs": 4,
     "train.batch_size": 8,
     "data.train_per_class": 14,
@@ -88,7 +88,7 @@ def test_a_run_cut_five_times_ends_as_one_that_was_never_cut(small, every_method
     calls = cut_until_done(config, tmp_path / "cut", cut_at, [chance.randint(4, 9) for _ in range(5)])
     assert calls > 2
     assert_same(tmp_path / "whole", tmp_path / "cut")
-    assert not (tmp_path / "cut" / "work").exists()
+    assert not (tmp_path / "cut" / "unfinished").exists()
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_two_parameter_groups_are_resumed_too(small, tmp_path, cut_at):
 
 
 def test_checkpoints_can_be_counted_in_steps(small, tmp_path, cut_at):
-    config = small("fine", **(OFTEN | {"runtime.checkpoint_every": 1e6, "runtime.checkpoint_steps": 5}))
+    config = small("fine", **(OFTEN | {"runtime.checkpoint_seconds": 1e6, "runtime.checkpoint_steps": 5}))
     run(config, tmp_path / "whole")
     cut_at(12)  # the base task has 12 steps
     with pytest.raises(Cut):
         run(config, tmp_path / "cut")
-    content = json.loads(json.loads(newest(tmp_path / "cut" / "work" / "checkpoints").read_text())["content"])
+    content = json.loads(json.loads(newest(tmp_path / "cut" / "unfinished" / "checkpoints").read_text())["content"])
     assert content["logged"] == {"solver": 6}, "the first chance after 5 steps, where every third is one"
     cut_at(0)
     run(config, tmp_path / "cut")
@@ -193,8 +193,8 @@ def test_a_damaged_checkpoint_is_detected_and_the_one_before_it_used(small, dama
     cut_at(9)
     with pytest.raises(Cut):
         run(config, tmp_path / "cut")
-    assert len(list((tmp_path / "cut" / "work" / "checkpoints").glob("checkpoint-*.json"))) == 2
-    DAMAGE[damage](tmp_path / "cut" / "work" / "checkpoints")
+    assert len(list((tmp_path / "cut" / "unfinished" / "checkpoints").glob("checkpoint-*.json"))) == 2
+    DAMAGE[damage](tmp_path / "cut" / "unfinished" / "checkpoints")
     cut_at(0)
     capsys.readouterr()
     run(config, tmp_path / "cut", verbose=True)
@@ -209,10 +209,10 @@ def test_what_does_not_change_is_written_once(small, tmp_path, cut_at):
     with pytest.raises(Cut):
         run(config, tmp_path)
     manifests = [
-        json.loads(json.loads(file.read_text())["content"]) for file in tmp_path.glob("work/checkpoints/*.json")
+        json.loads(json.loads(file.read_text())["content"]) for file in tmp_path.glob("unfinished/checkpoints/*.json")
     ]
     named = {name for manifest in manifests for name in [*manifest["parts"].values(), *manifest["results"]] if name}
-    assert {file.stem for file in tmp_path.glob("work/checkpoints/*.safetensors")} == named
+    assert {file.stem for file in tmp_path.glob("unfinished/checkpoints/*.safetensors")} == named
     assert len({manifest["parts"]["exemplars"] for manifest in manifests}) == 1
 
 
@@ -234,4 +234,4 @@ def test_a_signal_saves_first_and_prints_how_to_resume(tmp_path, number, code):
     assert process.returncode == code
     assert "the same command" in errors
     assert "'run' from the last checkpoint" in errors
-    assert list((tmp_path / "run" / "work" / "checkpoints").glob("checkpoint-*.json"))
+    assert list((tmp_path / "run" / "unfinished" / "checkpoints").glob("checkpoint-*.json"))

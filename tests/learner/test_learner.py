@@ -58,7 +58,7 @@ def test_learning_saves_a_version_and_returns_the_evaluation(course):
     assert [lesson.evaluation.confusion == [] for lesson in about.history] == [True, False], "only the latest is stored"
     assert about.history[1].evaluation.accuracies == pytest.approx(about.history[1].evaluation.accuracies)
     assert len(about.history[1].evaluation.accuracies) == 2
-    assert not made.directory.work.exists()
+    assert not made.directory.unfinished.exists()
 
 
 def test_a_saved_method_continues_as_the_one_in_memory(course):
@@ -84,7 +84,7 @@ def test_it_learns_in_any_thread(course):
     found = in_thread(lambda: other.learn(0, 1))
     assert isinstance(found, Learner), found
     assert_equal_methods(learner.method, found.method)
-    assert_equal_methods(main.directory.load_learner()[0], other.directory.load_learner()[0])
+    assert_equal_methods(main.directory.load_method()[0], other.directory.load_method()[0])
 
 
 def test_a_whole_run_can_be_driven_from_a_thread(small, tmp_path):
@@ -141,7 +141,7 @@ def test_another_thread_interrupts_it_and_it_is_resumed_bit_equal(course, monkey
     assert not thread.is_alive()
     assert len(found) == 1
     task = place[0]
-    assert list((cut.directory.work / "checkpoints").glob("checkpoint-*.json")), "it stopped at a checkpoint"
+    assert list((cut.directory.unfinished / "checkpoints").glob("checkpoint-*.json")), "it stopped at a checkpoint"
     assert cut.directory.exists() == (task > 0)
     messages, again = [], Meeting(-1, "", 0)
     learner = cut.learn(*range(task, 2), learner=cut.learner([again], say=messages.append))
@@ -170,7 +170,7 @@ def test_stop_is_heeded_in_data_passes_and_between_tasks(course):
 
     class AfterSaving(Callback):
         def on_task_end(self, task):
-            stop.number = 0
+            stop.signal_number = 0
             stop.request()
 
     stop = Stop()

@@ -10,7 +10,7 @@ import torch
 from tests.runs import tensors
 
 from etag.core.errors import EtagError
-from etag.learner.model_directory import About, ModelDirectory, plain_name
+from etag.learner.model_directory import ModelDirectory, ModelInfo, plain_name
 
 QUICK = {
     "gc": {"method.features.passes": 1, "method.generator.train.steps": 3},
@@ -46,7 +46,7 @@ def test_a_frozen_backbone_is_one_file_that_versions_share(course, method):
     files = {file_of(directory, version) for version in (1, 2, 3)}
     assert len(files) == 1
     (backbone,) = files
-    assert len({file_of(directory, version, name="answer") for version in (1, 2, 3)}) == 3
+    assert len({file_of(directory, version, name="rule") for version in (1, 2, 3)}) == 3
     assert {path.name for path in (directory.path / "tensors").iterdir()} == used_files(directory)
     directory.drop_versions(keep=1)
     assert directory.versions == [3]
@@ -93,11 +93,11 @@ def test_what_is_loaded_is_what_was_saved(course, every_method):
     made = course(every_method, split="b2-1x2", **_short(every_method))
     learner = made.learner()
     for index in (0, 1):
-        task = made.scenario.given(made.scenario.tasks[index], learner.method.info.all_data)
+        task = made.scenario.training_task(made.scenario.tasks[index], learner.method.info.all_data)
         learner.learn(task, made.plan(index))
-        images = made.preprocess.test(made.scenario.tasks[0].test.pixels)
+        images = made.preprocess.centered(made.scenario.tasks[0].test.pixels)
         classifier, about = made.directory.load_classifier()
-        method, same = made.directory.load_learner()
+        method, same = made.directory.load_method()
         assert about == same == replace(learner.about, parent=about.parent)
         with torch.no_grad():
             expected = learner.method.classifier().eval()(images)
@@ -152,13 +152,13 @@ def test_a_damaged_model_is_refused_in_one_sentence(copied, damage):
     elif damage == "structure":
         change(copied, structure=structure | {"channels": 7})
     elif damage == "rule":
-        change(copied, structure=structure | {"answer": {"kind": "os.system"}})
+        change(copied, structure=structure | {"rule": {"kind": "os.system"}})
     elif damage == "config":
         change(copied, config={"method": {"name": "nobody"}})
     else:
         about.write_text({"empty": "", "list": "[1, 2]"}[damage])
     with pytest.raises(EtagError) as refused:
-        copied.load_classifier() if damage in ("structure", "rule") else copied.load_learner()
+        copied.load_classifier() if damage in ("structure", "rule") else copied.load_method()
     assert "\n" not in str(refused.value)
     assert "cannot be read" in str(refused.value) or "unknown method 'nobody'" in str(refused.value)
 
@@ -166,7 +166,7 @@ def test_a_damaged_model_is_refused_in_one_sentence(copied, damage):
 @pytest.mark.parametrize(("number", "advice"), [(99, "update etag"), (1, "learn the classes again with this etag")])
 def test_another_format_is_refused(copied, number, advice):
     change(copied, format=number)
-    for read in (copied.about, copied.load_classifier, copied.load_learner, copied.sizes):
+    for read in (copied.about, copied.load_classifier, copied.load_method, copied.sizes):
         with pytest.raises(EtagError, match=f"has format {number}, and this etag reads format 2: {advice}"):
             read()
 
@@ -208,7 +208,9 @@ def test_a_directory_where_nothing_was_learned_is_removed(tmp_path):
 @pytest.mark.parametrize("name", ["cat", 3, 2.5, True, None, ("a", 1), (("a", None), 2)])
 def test_class_names_survive(saved, name):
     about = ModelDirectory(saved).about()
-    changed = About.from_plain(json.loads(json.dumps(about.__class__(**about.__dict__ | {"classes": (name,)}).plain())))
+    changed = ModelInfo.from_plain(
+        json.loads(json.dumps(about.__class__(**about.__dict__ | {"classes": (name,)}).plain()))
+    )
     assert changed.classes == (name,)
     assert type(changed.classes[0]) is type(name)
 

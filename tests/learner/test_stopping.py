@@ -24,7 +24,7 @@ def test_a_request_is_an_interruption_at_the_next_check():
 
 
 def test_it_is_enough_that_one_process_is_asked():
-    stop = Stop(highest=lambda number: max(number, signal.SIGINT))
+    stop = Stop(max_over_processes=lambda number: max(number, signal.SIGINT))
     with pytest.raises(Interrupted) as interrupted:
         stop.check()
     assert interrupted.value.exit_code == 130
@@ -35,7 +35,7 @@ def test_the_first_signal_is_a_request_the_second_stops_at_once():
     before = signal.getsignal(signal.SIGTERM)
     with stop.on_signals(messages.append):
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.number == signal.SIGTERM
+        assert stop.signal_number == signal.SIGTERM
         assert len(messages) == 1
         with pytest.raises(Interrupted) as interrupted:
             signal.raise_signal(signal.SIGINT)

@@ -4,7 +4,7 @@ import torch
 from etag.core.random import Stream
 from etag.losses.classification import cross_entropy, weighted_cross_entropy
 
-LOGITS = 3 * torch.randn(6, 7, dtype=torch.float64, generator=Stream.root(0).generator())
+LOGITS = 3 * torch.randn(6, 7, dtype=torch.float64, generator=Stream.root(0).torch_generator())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from etag.losses.distillation import (
 
 
 def numbers(*shape, key="a", scale=2.0):
-    return scale * torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).generator(key, *shape))
+    return scale * torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 def unit(row):

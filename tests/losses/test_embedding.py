@@ -8,7 +8,7 @@ from etag.losses.embedding import auxiliary_cross_entropy, auxiliary_divergence,
 
 
 def numbers(*shape, key="a", scale=2.0):
-    return scale * torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).generator(key, *shape))
+    return scale * torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 # -- Eq. (2) ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from etag.losses.generation import (
 
 
 def numbers(*shape, key="a"):
-    return torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 # -- KL to the prior -------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ def test_prior_divergence_equals_its_closed_form(naive):
 def test_prior_divergence_equals_an_estimate_by_sampling():
     mean, log_variance = torch.tensor([[0.5]]), torch.tensor([[-1.0]])
     q = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
-    codes = mean + (0.5 * log_variance).exp() * torch.randn(200_000, 1, generator=Stream.root(0).generator())
+    codes = mean + (0.5 * log_variance).exp() * torch.randn(200_000, 1, generator=Stream.root(0).torch_generator())
     result = (q.log_prob(codes) - torch.distributions.Normal(0, 1).log_prob(codes)).mean()
     assert prior_divergence(mean, log_variance).item() == pytest.approx(result.item(), abs=5e-3)
 

@@ -6,34 +6,34 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.inversion import class_balance, confidence, smoothness_penalty, statistics_divergence
+from etag.losses.inversion import class_imbalance, confidence_loss, smoothness_penalty, statistics_divergence
 
 
 def numbers(*shape, key="a"):
-    return torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 def test_confidence_is_the_cross_entropy_with_the_most_likely_class(naive):
     logits = numbers(6, 4)
     predictions = [max(range(4), key=row.__getitem__) for row in naive.rows(logits)]
     expected = naive.cross_entropy(logits / 1000, predictions)
-    assert confidence(logits, 1000.0).item() == pytest.approx(expected, rel=1e-12)
+    assert confidence_loss(logits, 1000.0).item() == pytest.approx(expected, rel=1e-12)
     certain = torch.tensor([[1e6, 0.0], [0.0, 1e6]])
-    assert confidence(certain, 1.0).item() == 0
+    assert confidence_loss(certain, 1.0).item() == 0
 
 
 def test_class_balance_is_0_for_equal_shares_and_1_for_a_single_class(naive):
-    assert class_balance(torch.zeros(5, 4)).item() == pytest.approx(0, abs=1e-6)
-    assert class_balance(1e6 * torch.eye(4)).item() == pytest.approx(0, abs=1e-6), "over the batch, not per row"
+    assert class_imbalance(torch.zeros(5, 4)).item() == pytest.approx(0, abs=1e-6)
+    assert class_imbalance(1e6 * torch.eye(4)).item() == pytest.approx(0, abs=1e-6), "over the batch, not per row"
     one = torch.zeros(5, 4)
     one[:, 2] = 1e6
-    assert class_balance(one).item() == 1, "and not NaN, although p is 0 elsewhere"
-    assert class_balance(torch.zeros(5, 1)).item() == 0
+    assert class_imbalance(one).item() == 1, "and not NaN, although p is 0 elsewhere"
+    assert class_imbalance(torch.zeros(5, 1)).item() == 0
     logits = numbers(6, 4)
     rows = [[math.exp(value) for value in naive.log_softmax(row)] for row in naive.rows(logits)]
     share = [sum(column) / 6 for column in zip(*rows, strict=True)]
     expected = 1 + sum(p * math.log(p) for p in share) / math.log(4)
-    assert class_balance(logits).item() == pytest.approx(expected, rel=1e-12)
+    assert class_imbalance(logits).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_statistics_divergence_is_the_divergence_of_gaussians():
@@ -81,7 +81,7 @@ def test_smoothness_penalty_is_the_squared_difference_to_the_blurred_image(naive
 
 
 @pytest.mark.parametrize(
-    "loss", [lambda x: confidence(x.flatten(1), 3.0), lambda x: class_balance(x.flatten(1)), smoothness_penalty]
+    "loss", [lambda x: confidence_loss(x.flatten(1), 3.0), lambda x: class_imbalance(x.flatten(1)), smoothness_penalty]
 )
 def test_gradients_are_correct(loss):
     assert torch.autograd.gradcheck(loss, numbers(3, 1, 4, 4).requires_grad_())

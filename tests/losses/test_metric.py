@@ -8,7 +8,7 @@ from etag.losses.metric import margin_ranking, nca_loss, nca_loss_as_released
 
 
 def numbers(*shape, key="a", scale=1.0):
-    return scale * torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).generator(key, *shape))
+    return scale * torch.randn(*shape, dtype=torch.float64, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 LABELS = torch.tensor([0, 1, 4, 2, 5, 0])  # three old classes, three new ones

@@ -6,7 +6,7 @@ from etag.losses.regularization import quadratic_penalty
 
 
 def numbers(count, key="a"):
-    return torch.randn(count, dtype=torch.float64, generator=Stream.root(0).generator(key, count))
+    return torch.randn(count, dtype=torch.float64, generator=Stream.root(0).torch_generator(key, count))
 
 
 def test_quadratic_penalty_is_half_the_weighted_squared_distance():

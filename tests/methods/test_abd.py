@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from etag.core.outputs import Need
-from etag.losses.inversion import class_balance, confidence, smoothness_penalty
+from etag.losses.inversion import class_imbalance, confidence_loss, smoothness_penalty
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def test_a_batch_is_half_real_and_half_generated(begun):
     _, batch = step_of(laboratory)
     method, task, real = laboratory.method, laboratory.task(1), batch.total // 2
     assert len(batch.inputs) == len(batch.labels) == batch.total
-    assert (batch.labels[:real] >= task.old).all()
+    assert (batch.labels[:real] >= task.num_old).all()
     codes = batch.draws.normal("replay codes", real, 6)
     generated = method.images(codes)
     assert torch.equal(batch.inputs[real:], generated)
-    said = method.teacher.targets(generated, Need.LOGITS).logits[:, : task.old]
+    said = method.teacher.targets(generated, Need.LOGITS).logits[:, : task.num_old]
     assert torch.equal(batch.labels[real:], said.argmax(1))
 
 
@@ -47,14 +47,14 @@ def test_its_terms_are_those_of_the_paper(begun, naive):
     solver, teacher, task = laboratory.method.solver, laboratory.method.teacher.network, laboratory.task(1)
     terms, real = objective(batch), batch.total // 2
     said, old = solver(batch.inputs, Need.LOGITS | Need.FEATURE), teacher(batch.inputs, Need.LOGITS)
-    share = task.old / task.seen
-    local = naive.cross_entropy(said.logits[:real], batch.labels[:real], range(task.old, task.seen))
+    share = task.num_old / task.num_seen
+    local = naive.cross_entropy(said.logits[:real], batch.labels[:real], range(task.num_old, task.num_seen))
     assert terms["ce"].item() == pytest.approx((1 - share) * local, rel=1e-4)
     each = [naive.cross_entropy(said.logits[k : k + 1], batch.labels[k : k + 1]) for k in range(batch.total)]
-    weighted = sum((share if batch.labels[k] < task.old else 1 - share) * each[k] for k in range(batch.total))
+    weighted = sum((share if batch.labels[k] < task.num_old else 1 - share) * each[k] for k in range(batch.total))
     assert terms["head_ce"].item() == pytest.approx(weighted / batch.total, rel=1e-4)
     squares = naive.squares(teacher.head(said.feature), old.logits)
-    assert terms["kd"].item() == pytest.approx(0.1 * sum(squares) / len(squares) / task.old, rel=1e-4)
+    assert terms["kd"].item() == pytest.approx(0.1 * sum(squares) / len(squares) / task.num_old, rel=1e-4)
 
 
 def test_the_distillation_is_zero_for_a_student_like_its_teacher(lab):
@@ -91,8 +91,8 @@ def test_the_inversion_minimizes_its_four_terms(begun):
     terms = phase.module.eval()(batch)
     images = method.images(batch.inputs)
     logits = method.solver.eval()(images, Need.LOGITS).logits
-    torch.testing.assert_close(terms["confidence"], confidence(logits, 1000.0))
-    torch.testing.assert_close(terms["balance"], class_balance(logits), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(terms["confidence"], confidence_loss(logits, 1000.0))
+    torch.testing.assert_close(terms["balance"], class_imbalance(logits), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(terms["smoothness"], 1e-3 * smoothness_penalty(images))
     layers, found = [part for part in method.solver.backbone.modules() if isinstance(part, nn.BatchNorm2d)], []
     entering = images

@@ -39,14 +39,14 @@ def test_the_classes_that_compete_are_those_seen_or_all(lab, argmax, prediction)
     (block,) = laboratory.method.solver.head.blocks
     block.bias.data = 1000.0 * torch.arange(7)
     features = torch.zeros(1, laboratory.method.solver.backbone.feature_size)
-    assert laboratory.method.answer_rule()(features).argmax(1).tolist() == [prediction]
+    assert laboratory.method.prediction_rule()(features).argmax(1).tolist() == [prediction]
 
 
 @pytest.mark.parametrize("name", ["fine", "etag"])
 def test_rebuilding_gives_the_structure_and_the_first_weights_of_the_tasks_begun(lab, name):
     grown, rebuilt = lab(name), lab(name)
     grown.begin(0, 1, 2)
-    rebuilt.method.rebuild([3, 2, 2])
+    rebuilt.method.build_after([3, 2, 2])
     assert rebuilt.method.seen == grown.method.seen == 7
     assert rebuilt.method.task_sizes == grown.method.task_sizes
     for role, part in grown.method.parts.items():
@@ -61,7 +61,7 @@ def test_a_rebuilt_method_has_the_auxiliaries_of_the_one_it_replaces(lab, kind, 
     options = {"embedding": {"last_stage": True}, "fidelity": {"aux_classes": kind}}
     begun, rebuilt = lab("etag", options), lab("etag", options)
     begun.begin(*range(tasks))
-    rebuilt.method.rebuild([3, 2][:tasks])
+    rebuilt.method.build_after([3, 2][:tasks])
     solvers = [laboratory.method.solver.eval() for laboratory in (begun, rebuilt)]
     logits = [solver(torch.zeros(1, 1, 8, 8), Need.AUXILIARY).auxiliary for solver in solvers]
     assert len(logits[0]) == len(logits[1]) == (4 if tasks == 1 else 3)
@@ -125,7 +125,7 @@ def test_validation_images_are_not_trained_on(lab):
     assert held.labels.bincount().tolist() == [2, 2, 2]
     images = laboratory.task(0).train
     last = torch.cat([(images.labels == label).nonzero().flatten()[-2:] for label in range(3)]).sort().values
-    torch.testing.assert_close(held.inputs, laboratory.preprocess.test(images.pixels[last]))  # not augmented
+    torch.testing.assert_close(held.inputs, laboratory.preprocess.centered(images.pixels[last]))  # not augmented
     assert phase_of(lab("fine")).validation is None
 
 
@@ -158,7 +158,7 @@ def test_a_features_pass_is_in_the_order_of_the_images(lab, passes):
     how = {"augment": passes > 0, "shuffle": False}
     batches = ImageBatches(images, laboratory.preprocess, 20, method.stream("name"), method.context.placement, **how)
     inputs = [batch.inputs for number in range(passes) for batch in batches.epoch(number)]
-    inputs = inputs or [laboratory.preprocess.test(images.pixels)]  # as they are
+    inputs = inputs or [laboratory.preprocess.centered(images.pixels)]  # as they are
     expected = torch.cat([method.solver.eval()(x, Need.FEATURE).feature for x in inputs])
     torch.testing.assert_close(found["features"], expected)
     assert torch.equal(found["labels"], images.labels.repeat(max(1, passes)))
@@ -245,7 +245,7 @@ def test_a_head_that_does_not_fit_is_refused_when_options_are_validated(name, he
 def test_a_head_that_is_accepted_learns_two_tasks(lab, name, head):
     laboratory = lab(name, {"head": head}, steps=2)
     laboratory.learn(0, 1)
-    inputs = laboratory.preprocess.test(laboratory.task(1).test.pixels)
+    inputs = laboratory.preprocess.centered(laboratory.task(1).test.pixels)
     with torch.no_grad():
         assert laboratory.method.classifier().eval()(inputs).shape[1] == 5
 

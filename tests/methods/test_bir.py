@@ -36,7 +36,7 @@ def test_the_backbone_is_trained_at_the_base_task_only(lab):
 def test_replayed_features_are_those_of_the_old_network_and_so_are_their_predictions(begun):
     laboratory = begun()
     objective, batch = first_batch(laboratory, 1)
-    old, classes = laboratory.method.old.network, laboratory.task(1).old
+    old, classes = laboratory.method.old.network, laboratory.task(1).num_old
     features, predictions = objective.replayed(batch)
     labels = batch.draws.integers("replay labels", 0, classes, batch.total)
     noise = batch.draws.normal("replay codes", batch.total, old.latent)
@@ -67,14 +67,14 @@ def test_terms_are_those_of_the_paper(begun, naive):
         return sum(squares) / len(squares) / 2 / size, divergence.mean().item() / size
 
     terms = objective(batch)
-    recon, divergence = expected("new", batch.inputs, functional.one_hot(batch.labels, task.seen).float())
-    cross_entropy = naive.cross_entropy(network.classify(batch.inputs), batch.labels, range(task.seen))
+    recon, divergence = expected("new", batch.inputs, functional.one_hot(batch.labels, task.num_seen).float())
+    cross_entropy = naive.cross_entropy(network.classify(batch.inputs), batch.labels, range(task.num_seen))
     assert terms["ce"].item() == pytest.approx(cross_entropy / 2, rel=1e-4)
     assert terms["recon"].item() == pytest.approx(recon / 2, rel=1e-4)
     assert terms["kl"].item() == pytest.approx(divergence / 2, rel=1e-4)
 
     features, predictions = objective.replayed(batch)
-    wanted = torch.cat([(predictions / 2).softmax(1), torch.zeros(len(predictions), task.new)], dim=1)
+    wanted = torch.cat([(predictions / 2).softmax(1), torch.zeros(len(predictions), task.num_new)], dim=1)
     recon, divergence = expected("replayed", features, wanted)
     kd = -4 * (wanted * (network.classify(features) / 2).log_softmax(1)).sum(1).mean()
     assert terms["kd_replayed"].item() == pytest.approx(kd.item() / 2, rel=1e-4)
@@ -110,10 +110,12 @@ def test_adam_continues_where_the_last_task_ended(lab):
     optimizer_state = laboratory.method.optimizer_state.state_dict()
     steps = {value.item() for name, value in optimizer_state.items() if name.endswith(":step")}
     assert steps == {3.0}
-    mean = laboratory.method.optimizer_state.of("network.prior.means", laboratory.method.network.prior.means)["exp_avg"]
+    mean = laboratory.method.optimizer_state.state_of("network.prior.means", laboratory.method.network.prior.means)[
+        "exp_avg"
+    ]
     assert mean.shape == (3, 3)
     laboratory.begin(1)
-    grown = laboratory.method.optimizer_state.of("network.prior.means", laboratory.method.network.prior.means)[
+    grown = laboratory.method.optimizer_state.state_of("network.prior.means", laboratory.method.network.prior.means)[
         "exp_avg"
     ]
     assert torch.equal(grown[:3], mean)

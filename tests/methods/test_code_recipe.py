@@ -161,7 +161,7 @@ class MicroRun:
         self.engine = RecordingEngine(runtime, self.method)
         self.learner = Learner(self.method, runtime, engine=self.engine)
         images = self.scenario.tasks[0].test
-        self.test_inputs = self.method.context.preprocess.test(images.pixels)
+        self.test_inputs = self.method.context.preprocess.centered(images.pixels)
 
     def resume(self, weights):
         """Start after the base task, with these weights."""

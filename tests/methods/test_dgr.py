@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from etag.core.outputs import Need
 from etag.losses.generation import pixel_cross_entropy
-from etag.methods.parts.images import PixelHead
+from etag.methods.parts.images import PixelClassifier
 
 SMALL = {"latent": 4, "hidden": 16, "train": {"epochs": 1, "batch_size": 12}}
 
@@ -29,10 +29,10 @@ def begun(lab, disturb):
 def test_pixels_and_inputs_are_the_same_images(begun):
     laboratory = begun(tasks=1)
     images = laboratory.task(0).train.pixels
-    inputs = laboratory.preprocess.test(images)
-    pixels = laboratory.preprocess.pixels(inputs)
+    inputs = laboratory.preprocess.centered(images)
+    pixels = laboratory.preprocess.to_pixels(inputs)
     torch.testing.assert_close(pixels, images / 255)
-    torch.testing.assert_close(laboratory.preprocess.inputs(pixels), inputs)
+    torch.testing.assert_close(laboratory.preprocess.to_inputs(pixels), inputs)
     found = laboratory.engine.run_pass(laboratory.works(0)["pixels"])
     torch.testing.assert_close(found["features"], images.flatten(1) / 255)
 
@@ -40,15 +40,15 @@ def test_pixels_and_inputs_are_the_same_images(begun):
 def test_replayed_images_are_those_of_the_old_generator_with_the_old_solvers_labels(begun):
     laboratory = begun()
     method, task = laboratory.method, laboratory.task(1)
-    head = PixelHead(method.solver, laboratory.preprocess, 1)
+    head = PixelClassifier(method.solver, laboratory.preprocess, 1)
     batch = next(laboratory.works(1)["solver"].batches.epoch(0))
     labels, pixels = method.replay(task, head)(batch)
-    asked = batch.draws.integers("replay labels", 0, task.old, batch.total)
+    asked = batch.draws.integers("replay labels", 0, task.num_old, batch.total)
     codes = batch.draws.normal("replay codes", batch.total, 4)
     assert torch.equal(pixels, method.generator.old.network.decode(codes, asked))
     assert (pixels >= 0).all()
     assert (pixels <= 1).all()
-    images = laboratory.preprocess.inputs(pixels.view(-1, 1, 8, 8))
+    images = laboratory.preprocess.to_inputs(pixels.view(-1, 1, 8, 8))
     said = method.teacher.targets(images, Need.LOGITS).logits
     assert torch.equal(labels, said.argmax(1))
     assert not torch.equal(labels, asked), "the old solver decides, not the label asked for"
@@ -63,7 +63,7 @@ def test_new_and_replayed_images_count_by_the_number_of_tasks(begun, index):
     old = new = 0
     for epoch in range(40):
         for batch in generator.batches.epoch(epoch):
-            made = (batch.labels < laboratory.task(index).old).sum().item()
+            made = (batch.labels < laboratory.task(index).num_old).sum().item()
             old, new = old + made, new + len(batch.labels) - made
     assert old / (old + new) == pytest.approx(index / (index + 1), abs=0.05)
 
@@ -78,8 +78,8 @@ def test_tag_is_dgr_with_guidance(begun):
     method = guided.method
     codes = batch.draws.normal("prior", batch.total, 4)
     made = method.generator.network.decode(codes, batch.labels)
-    images = guided.preprocess.inputs(made.view(-1, 1, 8, 8))
-    logits = method.solver(images, Need.LOGITS).logits[:, : guided.task(1).seen]
+    images = guided.preprocess.to_inputs(made.view(-1, 1, 8, 8))
+    logits = method.solver(images, Need.LOGITS).logits[:, : guided.task(1).num_seen]
     torch.testing.assert_close(more["guide"], functional.cross_entropy(logits, batch.labels))
     sizes = [
         {name: value.shape for name, value in laboratory.method.generator.network.state_dict().items()}

@@ -68,12 +68,12 @@ def naive_terms(naive, laboratory, index, batch):
         terms["aux_ce"] = sum(naive.cross_entropy(stage, view_labels) for stage in student_logits)
         return terms
 
-    ratios = {"exact": task.old / task.new, "integer": task.base // task.new + index - 1}
+    ratios = {"exact": task.num_old / task.num_new, "integer": task.num_base // task.num_new + index - 1}
     ratio = ratios[f.ratio]
     lambda_ce = ratio if o.lambda_ce is None else o.lambda_ce
     lambda_l2 = ratio if o.lambda_l2 is None else o.lambda_l2
     rows, latent = len(labels), o.generator.latent
-    old_labels = batch.draws.integers("replay labels", 0, task.old, rows).tolist()
+    old_labels = batch.draws.integers("replay labels", 0, task.num_old, rows).tolist()
     codes = batch.draws.normal("replay codes", rows, latent)
     replayed = naive.head(solver.head, naive.decode(method.generator.old.network, codes, old_labels))
     competing = naive.outputs_in(f.ce_replay, task, solver.head)
@@ -444,7 +444,7 @@ def test_the_whole_of_etag_has_43_203_044_parameters():
         preprocess=Preprocess((0.5,) * 3, (0.2,) * 3, 32, True),
     )
     method = METHODS["etag"](EtagOptions(name="etag"), context)
-    method.rebuild([100])
+    method.build_after([100])
     assert sum(p.numel() for part in method.parts.values() for p in part.parameters()) == 43_203_044
 
 
@@ -458,7 +458,7 @@ def test_the_defaults_are_those_of_the_paper():
     assert (o.embedding.views_per_image, o.embedding.image_share, o.embedding.last_stage) == (None, 1.0, False)
     assert (o.embedding.branches, o.embedding.after_base) == ("full", "trained")
     g = o.generator
-    assert (g.kind, g.latent, g.hidden, g.last_task, g.residuals) == ("cvae", 200, 512, True, False)
+    assert (g.kind, g.latent, g.hidden, g.last_task, g.decoder_noise) == ("cvae", 200, 512, True, False)
 
 
 def test_auxiliaries_are_for_training_only(lab):
@@ -508,7 +508,7 @@ def test_an_update_trains_head_and_generator_on_more_images_and_leaves_the_backb
 def test_forgetting_a_class_leaves_the_scores_of_the_others(lab):
     laboratory = lab("etag")
     laboratory.learn(0, 1)
-    method, images = laboratory.method, laboratory.preprocess.test(laboratory.task(0).test.pixels)
+    method, images = laboratory.method, laboratory.preprocess.centered(laboratory.task(0).test.pixels)
     solver = method.solver.eval()
     with torch.no_grad():
         before = solver(images, Need.LOGITS | Need.AUXILIARY)

@@ -11,7 +11,7 @@ from etag.data.scenario import build_scenario
 from etag.evaluation.metrics import step_accuracies
 from etag.experiments.config import resolve
 from etag.learner.config import create_method
-from etag.learner.learner import Learner, LessonPlan
+from etag.learner.learner import Learner, LearnOptions
 from etag.methods.registry import METHODS
 
 PAPER = [
@@ -37,9 +37,9 @@ OWN = {
         "method.generator.hidden": 64,
     },
     "tag": {"train.epochs": 12},  # fewer leave it at the limit, on one side or the other by rounding
-    "gc": {"method.features.passes": 2, "method.generator.train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
+    "gc": {"method.features.features": 2, "method.generator.train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
     "bir": {
-        "method.features.passes": 2,
+        "method.features.features": 2,
         "method.generator": {"hidden": 64, "latent": 16, "train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
     },
     "abd": {"train.epochs": 8, "method.generator": {"latent": 32, "train": {"steps": 60, "batch_size": 16}}},
@@ -71,7 +71,7 @@ def prepare(given):
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     about = {"channels": scenario.channels, "classes": len(scenario.classes)}
     method = create_method(config, Placement(), preprocess, **about)
-    method.check(scenario.classes_per_task)
+    method.check(scenario.new_classes_per_task)
     return scenario, preprocess, method
 
 
@@ -89,14 +89,14 @@ class Course:
         self.scenario, self.preprocess, self.method = prepare(given)
         learner, self.matrix = Learner(self.method, runtime), []
         for task in self.scenario.tasks[:tasks]:
-            names = tuple(self.scenario.classes[task.old : task.seen])
+            names = tuple(self.scenario.classes[task.num_old : task.num_seen])
             known = tuple(self.scenario.tasks[: task.index + 1])
-            given = self.scenario.given(task, self.method.info.all_data)
-            self.matrix.append(learner.learn(given, LessonPlan(names, evaluated=known)).accuracies)
+            given = self.scenario.training_task(task, self.method.info.all_data)
+            self.matrix.append(learner.learn(given, LearnOptions(names, evaluated=known)).accuracies)
 
     @property
     def steps(self):
-        return step_accuracies(self.matrix, self.scenario.classes_per_task[: len(self.matrix)], weighted=True)
+        return step_accuracies(self.matrix, self.scenario.new_classes_per_task[: len(self.matrix)], weighted=True)
 
 
 def test_the_papers_methods_are_there():
@@ -141,7 +141,7 @@ EQUAL = {
         {"method.head.kind": "cosine", "method.exemplars.per_class": 6},
     ),
     "gfr": ({"method.lambda_l2": 0, "method.lambda_ce": 0, "method.batch_norm": "train"}, "fine", {}),
-    **{name: ({"method.embedding": None}, name[1:], {}) for name in PAPER if METHODS[name].is_embedded},
+    **{name: ({"method.embedding": None}, name[1:], {}) for name in PAPER if METHODS[name].is_e_variant},
     "etag": ({"method.embedding": None, "method.guidance": False}, "gfr", {}),
     "b1": ({}, "gfr", {}),
     "b2": ({}, "gfr", {"method.guidance": True}),

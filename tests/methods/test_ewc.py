@@ -13,7 +13,7 @@ def test_importance_is_the_mean_squared_gradient_of_the_log_likelihood(lab):
     method, images = laboratory.method, laboratory.task(0).train
     solver, expected = method.solver.eval().requires_grad_(True), 0.0
     for pixels in images.pixels:
-        logits = solver(laboratory.preprocess.test(pixels[None]), Need.LOGITS).logits
+        logits = solver(laboratory.preprocess.centered(pixels[None]), Need.LOGITS).logits
         loss = -logits.log_softmax(1).max()  # of the likeliest class
         found = torch.autograd.grad(loss, list(solver.backbone.parameters()))
         expected += torch.cat([part.reshape(-1) for part in found]).square() / len(images)

@@ -56,21 +56,21 @@ def test_auxiliaries_are_as_asked_for(lab):
 
 
 def test_the_preset_is_for_what_a_method_has():
-    fast = resolve("digits", {"method": "etag"}, preset="fast")
+    fast = resolve("digits", {"method": "etag"}, changed_defaults="fast")
     assert (fast.method.embedding.views_per_image, fast.method.embedding.branches) == (1, "short")
     assert (fast.train.for_task(0).epochs, fast.train.for_task(1).epochs) == (24, 9), "of 15 epochs"
-    assert resolve("digits", {"method": "fine"}, preset="fast") == resolve("digits", {"method": "fine"})
-    assert resolve("digits", {"method": "elwf"}, preset="fast").method.embedding.views_per_image == 1
-    switched_on = resolve("digits", {"method": "lwf", "method.embedding": {}}, preset="fast")
+    assert resolve("digits", {"method": "fine"}, changed_defaults="fast") == resolve("digits", {"method": "fine"})
+    assert resolve("digits", {"method": "elwf"}, changed_defaults="fast").method.embedding.views_per_image == 1
+    switched_on = resolve("digits", {"method": "lwf", "method.embedding": {}}, changed_defaults="fast")
     assert switched_on.method.embedding.views_per_image == 1
 
 
 def test_what_is_asked_for_wins_over_the_preset():
-    config = resolve("digits", {"method": "etag"}, ["method.embedding.views_per_image=3"], preset="fast")
+    config = resolve("digits", {"method": "etag"}, ["method.embedding.views_per_image=3"], changed_defaults="fast")
     assert config.method.embedding.views_per_image == 3
 
 
 def test_an_unknown_preset_is_an_error_that_names_those_there_are():
     with pytest.raises(EtagError, match="fast"):
-        resolve("digits", preset="quick")
+        resolve("digits", changed_defaults="quick")
     assert not [name for name in recipes.available() if "preset" in name]

@@ -10,11 +10,11 @@ from etag.core.work import ParameterGroup, Phase
 from etag.data.batches import ClassBatches
 from etag.engine.engine import Engine
 from etag.methods.gc import ClassVAEObjective
-from etag.models.answers import LikelihoodRule
 from etag.models.class_vaes import ClassVAEs
 from etag.models.feature_scale import FeatureScale
 from etag.models.initial import build
 from etag.models.modules import Modules
+from etag.models.prediction import LikelihoodRule
 
 
 def test_the_backbone_is_trained_once_and_classes_share_nothing(lab, snapshot):
@@ -58,7 +58,7 @@ def test_its_loss_is_the_elbo_of_each_class_by_the_number_of_features(lab, naive
     noise = batch.draws.normal("posterior", batch.total, classes, vaes.latent)
     recon = divergence = 0.0
     for c in range(classes):
-        single = build(lambda: ClassVAEs(1, size, vaes.latent, 8), Stream.root(0).generator("single"))
+        single = build(lambda: ClassVAEs(1, size, vaes.latent, 8), Stream.root(0).torch_generator("single"))
         single.load_state_dict({name: value[c : c + 1] for name, value in vaes.state_dict().items()})
         mean, log_variance = (value[0] for value in single.encode(batch.inputs[:, c]))
         codes = mean + (0.5 * log_variance).exp() * noise[:, c]
@@ -89,8 +89,8 @@ def separated(runtime):
     """Three VAEs trained on three Gaussians that lie well apart."""
     centers = 4 * torch.eye(3, 6)
     labels = torch.arange(3).repeat_interleave(60)
-    features = centers[labels] + torch.randn(180, 6, generator=Stream.root(0).generator("features"))
-    vaes = build(lambda: ClassVAEs(3, 6, latent=2, hidden=16), Stream.root(0).generator("vaes"))
+    features = centers[labels] + torch.randn(180, 6, generator=Stream.root(0).torch_generator("features"))
+    vaes = build(lambda: ClassVAEs(3, 6, latent=2, hidden=16), Stream.root(0).torch_generator("vaes"))
     batches = ClassBatches(features, labels, 60, Stream.root(0), Placement())
     training = TrainOptions(steps=300, batch_size=60, lr=1e-2, schedule="constant", weight_decay=0)
     phase = Phase("generator", ClassVAEObjective(vaes), batches, (ParameterGroup(list(vaes.parameters())),), training)
@@ -120,7 +120,7 @@ def test_a_prediction_depends_neither_on_the_batch_nor_on_earlier_ones(separated
 
 
 def test_features_are_of_zero_mean_and_unit_variance_as_those_of_the_base_task():
-    features = 3 * torch.randn(50, 4, generator=Stream.root(0).generator("features")) + 5
+    features = 3 * torch.randn(50, 4, generator=Stream.root(0).torch_generator("features")) + 5
     features[:, 2] = 1.0 + 1e-6 * features[:, 0]
     scale = FeatureScale(4)
     assert torch.equal(scale(features), features)

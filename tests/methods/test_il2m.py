@@ -3,14 +3,14 @@
 import torch
 
 from etag.core.outputs import Need
-from etag.models.answers import HeadRule, RectifiedRule
+from etag.models.prediction import HeadRule, RectifiedRule
 
 OPTIONS = {"exemplars": {"per_class": 3}}
 
 
 def logits_of(laboratory, pixels):
     with torch.no_grad():
-        return laboratory.method.solver.eval()(laboratory.preprocess.test(pixels), Need.LOGITS).logits
+        return laboratory.method.solver.eval()(laboratory.preprocess.centered(pixels), Need.LOGITS).logits
 
 
 def test_a_task_trains_measures_scores_and_stores_exemplars(lab):
@@ -44,8 +44,8 @@ def test_its_predictions_are_rectified_unless_that_is_turned_off(lab):
     rectified, plain = lab("il2m", OPTIONS), lab("il2m", OPTIONS | {"rectify": False})
     for laboratory in (rectified, plain):
         laboratory.learn(0, 1)
-    assert isinstance(rectified.method.answer_rule(), RectifiedRule)
-    assert type(plain.method.answer_rule()) is HeadRule
+    assert isinstance(rectified.method.prediction_rule(), RectifiedRule)
+    assert type(plain.method.prediction_rule()) is HeadRule
     weights = plain.method.solver.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in rectified.method.solver.state_dict().items())
 

@@ -65,4 +65,9 @@ def test_with_one_shared_head_old_rows_are_trained_too(lab, snapshot):
 
 def test_its_defaults():
     options = LwfOptions(name="lwf")
-    assert (options.weight, options.tau, options.head.per_task, options.head.answer) == (10.0, 2.0, True, "probability")
+    assert (options.weight, options.tau, options.head.per_task, options.head.compare) == (
+        10.0,
+        2.0,
+        True,
+        "probability",
+    )

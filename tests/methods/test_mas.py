@@ -15,7 +15,7 @@ def test_importance_is_the_mean_absolute_gradient_of_the_length_of_the_outputs(l
     method, images = laboratory.method, laboratory.task(0).train
     solver, expected = method.solver.eval().requires_grad_(True), 0.0
     for pixels in images.pixels:
-        length = solver(laboratory.preprocess.test(pixels[None]), Need.LOGITS).logits.square().sum().sqrt()
+        length = solver(laboratory.preprocess.centered(pixels[None]), Need.LOGITS).logits.square().sum().sqrt()
         found = torch.autograd.grad(length, list(solver.backbone.parameters()))
         expected += torch.cat([part.reshape(-1) for part in found]).abs() / len(images)
     torch.testing.assert_close(method.importance.values, expected, rtol=1e-3, atol=1e-5 * expected.max().item())

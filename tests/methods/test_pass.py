@@ -28,7 +28,7 @@ def test_its_terms_are_those_of_the_paper(at_second_task, naive):
     laboratory, phase = at_second_task(tau=0.5, l2_weight=3.0, replay_weight=2.0)
     batch, method = next(phase.batches.epoch(0)), laboratory.method
     terms = {name: value.item() for name, value in phase.module.eval()(batch).items()}
-    views = ROTATIONS.of(batch.inputs, batch.labels)
+    views = ROTATIONS.all_views(batch.inputs, batch.labels)
     student, teacher = (n.eval()(views.inputs, Need.FEATURE).feature for n in (method.solver, method.teacher.network))
     logits = method.solver.head(student) / 0.5
     labels = batch.draws.integers("replay labels", 0, 3, batch.total)
@@ -48,7 +48,7 @@ def test_a_rotated_image_has_a_class_of_its_own_and_the_upright_one_is_predicted
     laboratory.learn(0)
     method, images = laboratory.method, laboratory.task(0).test
     assert method.solver.head.outputs == 4 * 3
-    inputs = laboratory.preprocess.test(images.pixels)
+    inputs = laboratory.preprocess.centered(images.pixels)
     with torch.no_grad():
         logits = method.solver.eval()(inputs, Need.LOGITS).logits
         found = method.classifier().eval()(inputs)
@@ -60,7 +60,7 @@ def test_prototypes_are_the_mean_features_of_the_trained_solver(lab):
     laboratory.learn(0, 1)
     method, images = laboratory.method, laboratory.task(1).train
     with torch.no_grad():
-        features = method.solver.eval()(laboratory.preprocess.test(images.pixels), Need.FEATURE).feature
+        features = method.solver.eval()(laboratory.preprocess.centered(images.pixels), Need.FEATURE).feature
     for label in (3, 4):
         torch.testing.assert_close(method.prototypes.means[label], features[images.labels == label].mean(0))
     assert method.prototypes.means.shape[0] == 5

@@ -9,7 +9,7 @@ from etag.methods.registry import METHODS, variant
 
 
 def sections(name):
-    return [section for section, _ in METHODS[name].layers]
+    return [section for section, _ in METHODS[name].recipe_sections]
 
 
 def test_the_sections_of_a_recipe_that_apply_to_a_method():
@@ -20,12 +20,12 @@ def test_the_sections_of_a_recipe_that_apply_to_a_method():
 
 
 def test_the_prefix_is_there_for_every_method_that_is_none_itself():
-    plain = {name for name in METHODS if METHODS[name].has_embedded_variant}
+    plain = {name for name in METHODS if METHODS[name].has_e_variant}
     assert plain == {
         *("abd", "bir", "dgr", "ewc", "fine", "gc", "gfr", "il2m", "joint", "lucir", "lwf", "lwm", "mas", "pass"),
         "podnet",
     }
-    assert {name for name in METHODS if METHODS[name].is_embedded} == {f"e{name}" for name in plain}
+    assert {name for name in METHODS if METHODS[name].is_e_variant} == {f"e{name}" for name in plain}
     assert "eetag" not in set(METHODS)
     with pytest.raises(EtagError, match="unknown method 'eetag'"):
         METHODS["eetag"]
@@ -46,7 +46,7 @@ def test_a_new_method_has_its_prefix_at_once(monkeypatch):
     assert METHODS["emine"].Options(name="emine").embedding is not None
     assert METHODS["emine"].info.summary == "a; with embedding distillation"
     assert METHODS["emine"].info.title == "eMine"
-    assert METHODS["emine"].is_embedded
+    assert METHODS["emine"].is_e_variant
 
 
 def test_a_preset_goes_below_what_is_given_and_above_the_defaults():

@@ -18,7 +18,7 @@ def learned(lab):
         made = lab(name, images=train)
         made.learn(0, 1)
         pixels = torch.cat([task.train.pixels for task in made.scenario.tasks[:2]])
-        inputs = made.preprocess.test(pixels)
+        inputs = made.preprocess.centered(pixels)
         with torch.no_grad():
             features = made.method.solver.backbone(inputs)
         return made, {"images": pixels.float(), "inputs": inputs, "features": features}

@@ -15,11 +15,11 @@ FEATURES, LATENT = 6, 3
 
 
 def vaes(classes=4):
-    return build(lambda: ClassVAEs(classes, FEATURES, LATENT, hidden=5), Stream.root(0).generator("vaes"))
+    return build(lambda: ClassVAEs(classes, FEATURES, LATENT, hidden=5), Stream.root(0).torch_generator("vaes"))
 
 
 def numbers(*shape, key="a"):
-    return torch.randn(*shape, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 def layer_of_class(vaes, part, c, x):

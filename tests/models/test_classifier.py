@@ -11,7 +11,7 @@ from etag.models.classifier import Classifier
 
 def images_of(laboratory):
     """Test images of the first two tasks, normalized."""
-    return torch.cat([laboratory.preprocess.test(task.test.pixels) for task in laboratory.scenario.tasks[:2]])
+    return torch.cat([laboratory.preprocess.centered(task.test.pixels) for task in laboratory.scenario.tasks[:2]])
 
 
 def rebuilt(classifier):
@@ -56,7 +56,7 @@ OPTIONS = {
     "without bias": ("fine", {"head": {"bias": False}}),
     "fixed": ("fine", {"head": {"growth": "fixed"}}),
     "unseen classes compete": ("etag", {"head": {"growth": "fixed"}, "fidelity": {"argmax": "all"}}),
-    "heads compared by logit": ("lwf", {"head": {"answer": "logit"}}),
+    "heads compared by logit": ("lwf", {"head": {"rule": "logit"}}),
     "heads of fine-tuning": ("fine", {"head": {"per_task": True}}),
     "sampled likelihoods": ("gc", {"samples": 4}),
     "not rectified": ("il2m", {"rectify": False}),
@@ -114,16 +114,16 @@ def test_features_may_be_classified_without_their_images(learned):
 def test_a_description_has_no_path_of_initial_weights_and_nothing_of_the_method(learned):
     _, classifier = learned("etag")
     description = classifier.describe()
-    assert set(description) == {"model", "channels", "size", "signed", "answer", "temperature"}
+    assert set(description) == {"model", "channels", "size", "signed", "rule", "temperature"}
     assert "weights" not in description["model"]
     names = {name.partition(".")[0] for name in classifier.state_dict()}
-    assert names == {"backbone", "answer"}, "no auxiliaries, no generator"
+    assert names == {"backbone", "rule"}, "no auxiliaries, no generator"
 
 
 def test_an_unknown_answer_rule_is_refused(learned):
     _, classifier = learned("fine")
     description = classifier.describe()
-    description["answer"]["module"] = "Oracle"
+    description["rule"]["module"] = "Oracle"
     with pytest.raises(ValueError, match="it contains a 'Oracle', which is not known here"):
         Classifier.empty(description)
 
@@ -133,4 +133,4 @@ def test_it_shares_its_weights_with_the_method(lab):
     laboratory.learn(0)
     classifier = laboratory.method.classifier()
     assert classifier.backbone is laboratory.method.solver.backbone
-    assert classifier.answer.head is laboratory.method.solver.head
+    assert classifier.rule.head is laboratory.method.solver.head

@@ -3,18 +3,18 @@ import torch
 from torch import nn
 
 from etag.core.random import Stream
-from etag.models.cvae import ConditionalLinear, ConditionalVAE, Residuals
+from etag.models.cvae import ConditionalLinear, ConditionalVAE, DecoderNoise
 from etag.models.initial import build
 
 
 def numbers(*shape, key="x"):
-    return torch.randn(*shape, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 def vae(*blocks, features=6, latent=3, hidden=8):
-    network = build(lambda: ConditionalVAE(features, latent, hidden), Stream.root(0).generator("vae"))
+    network = build(lambda: ConditionalVAE(features, latent, hidden), Stream.root(0).torch_generator("vae"))
     for number, classes in enumerate(blocks):
-        network.grow(classes, Stream.root(0).generator("grow", number))
+        network.grow(classes, Stream.root(0).torch_generator("grow", number))
     return network
 
 
@@ -26,9 +26,9 @@ def test_the_generator_of_the_paper_has_1_461_136_parameters():
 
 
 def test_a_conditional_layer_equals_a_linear_layer_on_x_and_the_one_hot_label():
-    layer = build(lambda: ConditionalLinear(4, 5), Stream.root(0).generator("layer"))
-    layer.grow(2, Stream.root(0).generator(0))
-    layer.grow(1, Stream.root(0).generator(1))
+    layer = build(lambda: ConditionalLinear(4, 5), Stream.root(0).torch_generator("layer"))
+    layer.grow(2, Stream.root(0).torch_generator(0))
+    layer.grow(1, Stream.root(0).torch_generator(1))
     plain = nn.Linear(4 + 3, 5)
     with torch.no_grad():
         plain.weight.copy_(torch.cat([layer.linear.weight, layer.rows.T], dim=1))
@@ -69,7 +69,7 @@ def test_generated_features_are_never_negative():
 def test_growing_does_not_change_generated_features_of_old_classes(classes):
     network, z, labels = vae(3), numbers(9, 3), torch.arange(9) % 3
     before = network.decode(z, labels)
-    network.grow(classes, Stream.root(0).generator("more"))
+    network.grow(classes, Stream.root(0).torch_generator("more"))
     assert torch.equal(network.decode(z, labels), before)
     assert not torch.equal(network.decode(z, torch.full((9,), 3)), before)
 
@@ -82,39 +82,39 @@ def test_generated_features_depend_on_the_class():
 
 def test_residuals_give_generated_features_the_mean_and_covariance_of_real_ones():
     """Generated features plus residuals have the mean and covariance of the real features."""
-    draws = Stream.root(0).generator()
+    draws = Stream.root(0).torch_generator()
     real = [5 + torch.randn(4000, 3, generator=draws) @ torch.tensor([[1.0, 0, 0], [0.5, 1, 0], [0, 0.3, 0.2]]).T]
     real.append(real[0] + 3)
     generated = torch.full((4000, 3), 4.0)  # a decoder that generates a constant feature
-    residuals = Residuals(3)
-    residuals.learn(
+    decoder_noise = DecoderNoise(3)
+    decoder_noise.learn(
         torch.stack([(rows - generated).mean(0) for rows in real]), torch.stack([rows.T.cov() for rows in real]).mean(0)
     )
     for label, rows in enumerate(real):
         labels = torch.full((4000,), label)
-        samples = residuals.added(generated, labels, torch.randn(4000, 3, generator=draws))
+        samples = decoder_noise.added(generated, labels, torch.randn(4000, 3, generator=draws))
         torch.testing.assert_close(samples.mean(0), rows.mean(0), atol=0.08, rtol=0)
         torch.testing.assert_close(samples.T.cov(), rows.T.cov(), atol=0.12, rtol=0)
-    residuals.drop(0)
-    assert len(residuals.means) == 1
-    samples = residuals.added(generated[:1], torch.tensor([0]), torch.zeros(1, 3))
+    decoder_noise.remove_class(0)
+    assert len(decoder_noise.means) == 1
+    samples = decoder_noise.added(generated[:1], torch.tensor([0]), torch.zeros(1, 3))
     torch.testing.assert_close(samples[0], real[1].mean(0), atol=1e-3, rtol=0)
 
 
 def test_residual_covariance_is_the_mean_over_classes_and_features_stay_nonnegative():
-    residuals = Residuals(2)
-    residuals.learn(torch.zeros(3, 2), torch.diag(torch.tensor([1.0, 4.0])))
-    residuals.learn(torch.zeros(1, 2), torch.diag(torch.tensor([5.0, 0.0])))
+    decoder_noise = DecoderNoise(2)
+    decoder_noise.learn(torch.zeros(3, 2), torch.diag(torch.tensor([1.0, 4.0])))
+    decoder_noise.learn(torch.zeros(1, 2), torch.diag(torch.tensor([5.0, 0.0])))
     expected = torch.diag(torch.tensor([2.0, 3.0]))
-    torch.testing.assert_close(residuals.factor @ residuals.factor.T, expected, atol=1e-4, rtol=0)
-    noise = torch.randn(50, 2, generator=Stream.root(0).generator())
-    assert residuals.added(torch.zeros(50, 2), torch.zeros(50).long(), noise).min() == 0
+    torch.testing.assert_close(decoder_noise.factor @ decoder_noise.factor.T, expected, atol=1e-4, rtol=0)
+    noise = torch.randn(50, 2, generator=Stream.root(0).torch_generator())
+    assert decoder_noise.added(torch.zeros(50, 2), torch.zeros(50).long(), noise).min() == 0
 
 
 def test_residuals_of_any_number_of_classes_can_be_loaded():
-    vae = ConditionalVAE(2, 3, 4, residuals=True)
-    vae.residuals.learn(torch.ones(3, 2), torch.eye(2))
-    other = ConditionalVAE(2, 3, 4, residuals=True)
+    vae = ConditionalVAE(2, 3, 4, decoder_noise=True)
+    vae.decoder_noise.learn(torch.ones(3, 2), torch.eye(2))
+    other = ConditionalVAE(2, 3, 4, decoder_noise=True)
     other.load_state_dict(vae.state_dict())
-    assert torch.equal(other.residuals.means, vae.residuals.means)
-    assert ConditionalVAE(2, 3, 4).residuals is None
+    assert torch.equal(other.decoder_noise.means, vae.decoder_noise.means)
+    assert ConditionalVAE(2, 3, 4).decoder_noise is None

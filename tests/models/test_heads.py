@@ -15,11 +15,11 @@ from etag.models.structure import build_empty, describe
 def grown(*blocks, bias=True):
     head = LinearHead(5, bias)
     for number, outputs in enumerate(blocks):
-        head.grow(outputs, Stream.root(0).generator(number))
+        head.grow(outputs, Stream.root(0).torch_generator(number))
     return head
 
 
-FEATURES = torch.randn(7, 5, generator=Stream.root(1).generator())
+FEATURES = torch.randn(7, 5, generator=Stream.root(1).torch_generator())
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -39,7 +39,7 @@ def test_blocks_make_one_linear_layer(bias):
 def test_growing_leaves_the_old_outputs_as_they_were():
     head = grown(3)
     before = head(FEATURES)
-    head.grow(2, Stream.root(0).generator("more"))
+    head.grow(2, Stream.root(0).torch_generator("more"))
     torch.testing.assert_close(head(FEATURES)[:, :3], before)
 
 
@@ -83,7 +83,7 @@ def similarities(request):
     def make(*blocks, **options):
         head = KINDS[request.param](**options)
         for number, classes in enumerate(blocks):
-            head.grow(classes, Stream.root(0).generator(number))
+            head.grow(classes, Stream.root(0).torch_generator(number))
         return head
 
     return make
@@ -119,13 +119,13 @@ def test_the_outputs_are_scaled_similarities(naive, similarities):
 def test_one_proxy_per_class_is_minus_the_squared_distance():
     proxies, cosine = ProxyHead(5, proxies=1), CosineHead(5)
     for head in (proxies, cosine):
-        head.grow(4, Stream.root(0).generator())
+        head.grow(4, Stream.root(0).torch_generator())
     torch.testing.assert_close(proxies(FEATURES), 2 * cosine(FEATURES) - 2)
 
 
 def test_there_are_ten_proxies_per_class_by_default():
     head = ProxyHead(5)
-    head.grow(2, Stream.root(0).generator())
+    head.grow(2, Stream.root(0).torch_generator())
     assert (head.outputs, len(head.weight)) == (2, 20)
 
 
@@ -141,7 +141,7 @@ def test_the_length_of_a_feature_or_a_row_does_not_matter(similarities):
 def test_growing_leaves_the_old_similarities_as_they_were(similarities):
     head = similarities(2)
     before = head(FEATURES)
-    head.grow(3, Stream.root(0).generator("more"))
+    head.grow(3, Stream.root(0).torch_generator("more"))
     assert head(FEATURES).shape == (7, 5)
     torch.testing.assert_close(head(FEATURES)[:, :2], before)
 
@@ -167,11 +167,11 @@ def test_every_row_and_the_scale_learn(similarities):
 
 def test_where_old_classes_are_frozen_the_last_block_and_the_scale_learn(similarities):
     head = similarities(2, 3, 1)
-    trained = {id(parameter) for parameter in head.trained_with_new}
+    trained = {id(parameter) for parameter in head.parameters_without_old_rows}
     names = {name for name, parameter in head.named_parameters() if id(parameter) in trained}
     assert names == {"scale", "blocks.2.weight"}
     alone = similarities(2)
-    assert len(alone.trained_with_new) == len(list(alone.parameters())) == 2  # at the base task all of it
+    assert len(alone.parameters_without_old_rows) == len(list(alone.parameters())) == 2  # at the base task all of it
 
 
 def test_imprinting_sets_the_last_block_to_directions_of_the_old_rows_mean_length(similarities):
@@ -180,7 +180,7 @@ def test_imprinting_sets_the_last_block_to_directions_of_the_old_rows_mean_lengt
         head.blocks[0].weight.mul_(5)
     before = [block.weight.clone() for block in head.blocks]
     rows = len(before[2])
-    directions = torch.randn(rows, 5, generator=Stream.root(2).generator())
+    directions = torch.randn(rows, 5, generator=Stream.root(2).torch_generator())
     head.imprint(directions)
     lengths = [math.hypot(*row.tolist()) for block in before[:2] for row in block]
     mean = sum(lengths) / len(lengths)
@@ -191,8 +191,8 @@ def test_imprinting_sets_the_last_block_to_directions_of_the_old_rows_mean_lengt
 
 def test_an_imprinted_row_has_the_highest_cosine_with_its_direction():
     head = CosineHead(5, scale=3.0)
-    head.grow(2, Stream.root(0).generator())
-    head.grow(1, Stream.root(0).generator(1))
+    head.grow(2, Stream.root(0).torch_generator())
+    head.grow(1, Stream.root(0).torch_generator(1))
     head.imprint(FEATURES[:1])
     assert head(10 * FEATURES[:1])[0, 2].item() == pytest.approx(3.0)
     assert head.blocks[1].weight.requires_grad
@@ -209,7 +209,7 @@ def test_an_imprinted_row_has_the_highest_cosine_with_its_direction():
 def test_the_options_choose_the_head_and_whether_features_may_be_negative(options, kind):
     chosen = HeadOptions(**options, scale=2.5, bias=False)
     head = chosen.new_head(5)
-    head.grow(2, Stream.root(0).generator())
+    head.grow(2, Stream.root(0).torch_generator())
     assert type(head) is kind
     assert chosen.signed is (kind is not LinearHead)
     assert head.outputs == 2
@@ -254,7 +254,7 @@ def test_a_head_is_built_again_from_its_description(kind):
     }
     head = heads[kind]
     for number, outputs in enumerate((3, 2)):
-        head.grow(outputs, Stream.root(0).generator(number))
+        head.grow(outputs, Stream.root(0).torch_generator(number))
     again = build_empty(json.loads(json.dumps(describe(head))))
     again.load_state_dict(head.state_dict())
     assert describe(again) == describe(head)
@@ -270,10 +270,10 @@ def test_a_description_of_an_unknown_kind_is_refused():
 def test_removing_a_class_leaves_the_rows_of_the_others():
     head = grown(3, 1, 2)
     before = head(FEATURES)
-    head.drop(1)
+    head.remove_rows(1)
     torch.testing.assert_close(head(FEATURES), before[:, [0, 2, 3, 4, 5]])
-    head.drop(2)  # the only row of its block
+    head.remove_rows(2)  # the only row of its block
     assert head.block_sizes == [2, 2]
     torch.testing.assert_close(head(FEATURES), before[:, [0, 2, 4, 5]])
-    head.drop(2, 2)
+    head.remove_rows(2, 2)
     assert head.block_sizes == [2]

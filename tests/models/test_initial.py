@@ -9,7 +9,7 @@ from etag.models.initial import build
 
 
 def generator(name="a"):
-    return Stream.root(0).generator(name)
+    return Stream.root(0).torch_generator(name)
 
 
 def net():

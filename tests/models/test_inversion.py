@@ -15,13 +15,13 @@ from etag.models.solver import build_solver
 
 
 def numbers(*shape, key="a"):
-    return torch.randn(*shape, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 @pytest.fixture(scope="module")
 def solver():
     network = build_solver(ModelOptions(width=4), HeadOptions(), 3, 16, Stream.root(0))
-    network.head.grow(3, Stream.root(0).generator("head"))
+    network.head.grow(3, Stream.root(0).torch_generator("head"))
     with torch.no_grad():  # so that the running statistics differ from their initial values
         for _ in range(20):
             network.train()(numbers(16, 3, 16, 16) * 2 + 0.5, Need.LOGITS)
@@ -30,7 +30,7 @@ def solver():
 
 @pytest.mark.parametrize(("size", "blocks", "first"), [(8, 1, 4), (28, 2, 7), (32, 2, 8), (64, 3, 8), (50, 2, 13)])
 def test_the_generator_returns_normalized_images_of_any_size(size, blocks, first):
-    network = build(lambda: ImageGenerator(3, size, latent=7), Stream.root(0).generator("generator"))
+    network = build(lambda: ImageGenerator(3, size, latent=7), Stream.root(0).torch_generator("generator"))
     images = network(numbers(4, 7))
     assert images.shape == (4, 3, size, size)
     assert len(network.blocks) == blocks
@@ -40,7 +40,7 @@ def test_the_generator_returns_normalized_images_of_any_size(size, blocks, first
 
 
 def test_the_generator_for_224_pixels_doubles_the_side_five_times():
-    network = build(lambda: ImageGenerator(3, 224, latent=7), Stream.root(0).generator("generator"))
+    network = build(lambda: ImageGenerator(3, 224, latent=7), Stream.root(0).torch_generator("generator"))
     assert len(network.blocks) == 5
     assert network.enter.out_features == 128 * 7**2
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 from etag.core.random import Stream
 from etag.models.modules import ConvNorm, StoredTensors, uses_batch_statistics, without_tracking
 
-IMAGES = 3 + 2 * torch.randn(6, 2, 4, 4, generator=Stream.root(0).generator())
+IMAGES = 3 + 2 * torch.randn(6, 2, 4, 4, generator=Stream.root(0).torch_generator())
 
 
 # -- StoredTensors ---------------------------------------------------------------------------------
@@ -137,12 +137,12 @@ SHAPES = [  # channels, out, kernel, stride, groups
     (4, 4, 3, 1, 4),
     (4, 8, 3, 2, 2),
 ]
-MAPS = 1 + torch.randn(5, 4, 9, 9, dtype=torch.float64, generator=Stream.root(0).generator("maps"))
+MAPS = 1 + torch.randn(5, 4, 9, 9, dtype=torch.float64, generator=Stream.root(0).torch_generator("maps"))
 
 
 def conv_norm(*shape):
     """A ConvNorm with statistics and weights as after some training; one channel has a negative scale."""
-    layer, noise = ConvNorm(*shape).double(), Stream.root(0).generator("conv", *shape)
+    layer, noise = ConvNorm(*shape).double(), Stream.root(0).torch_generator("conv", *shape)
     norm = layer[1]
     with torch.no_grad():
         layer[0].weight.copy_(torch.randn(layer[0].weight.shape, generator=noise))
@@ -167,7 +167,7 @@ def output_and_gradients(compute, layer):
     """Return the map, and the gradients of the input and of all weights for some loss."""
     x = MAPS.clone().requires_grad_()
     y = compute(x)
-    weights = torch.randn(y.shape, dtype=y.dtype, generator=Stream.root(0).generator("weights"))
+    weights = torch.randn(y.shape, dtype=y.dtype, generator=Stream.root(0).torch_generator("weights"))
     return [y, *torch.autograd.grad((y * weights).sum() + y.square().sum(), [x, *layer.parameters()])]
 
 

@@ -9,14 +9,14 @@ from etag.models.replay_network import ReplayNetwork
 
 
 def network(*classes, silent=0.7):
-    net = build(lambda: ReplayNetwork(6, latent=3, hidden=10, silent=silent), Stream.root(0).generator("network"))
+    net = build(lambda: ReplayNetwork(6, latent=3, hidden=10, silent=silent), Stream.root(0).torch_generator("network"))
     for number, count in enumerate(classes):
-        net.grow(count, Stream.root(0).generator("grow", number))
+        net.grow(count, Stream.root(0).torch_generator("grow", number))
     return net
 
 
 def numbers(*shape, key="a"):
-    return torch.randn(*shape, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 def test_gates_silence_a_fixed_share_of_units_per_class_and_do_not_change():
@@ -27,14 +27,14 @@ def test_gates_silence_a_fixed_share_of_units_per_class_and_do_not_change():
     before = net.gate.masks.clone()
     shares, codes = torch.eye(3), numbers(3, 3)
     assert torch.equal(net.decode(codes, shares), net.decode(codes, shares))
-    net.grow(2, Stream.root(0).generator("more"))
+    net.grow(2, Stream.root(0).torch_generator("more"))
     assert torch.equal(net.gate.masks[:3], before)
     assert len(net.gate.masks) == 5
 
 
 def test_gates_are_saved_with_the_weights():
-    one, other = network(3), build(lambda: ReplayNetwork(6, 3, 10), Stream.root(1).generator("other"))
-    other.grow(3, Stream.root(1).generator("grow"))
+    one, other = network(3), build(lambda: ReplayNetwork(6, 3, 10), Stream.root(1).torch_generator("other"))
+    other.grow(3, Stream.root(1).torch_generator("grow"))
     assert not torch.equal(one.gate.masks, other.gate.masks)
     other.load_state_dict(one.state_dict())
     codes = numbers(3, 3)
@@ -94,7 +94,7 @@ def test_codes_are_samples_of_the_gaussian_of_their_class():
 def test_growing_does_not_change_logits_and_priors_of_old_classes():
     net, features = network(3), numbers(4, 6)
     before = net.classify(features), net.prior.means.clone()
-    net.grow(2, Stream.root(0).generator("more"))
+    net.grow(2, Stream.root(0).torch_generator("more"))
     assert torch.equal(net.classify(features)[:, :3], before[0])
     assert torch.equal(net.prior.means[:3], before[1])
     assert net.classify(features).shape == (4, 5)

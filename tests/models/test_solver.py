@@ -10,31 +10,31 @@ from etag.core.work import Batch
 from etag.data.views import ROTATIONS
 from etag.models.backbone import BACKBONES, ModelOptions
 from etag.models.heads import HeadOptions
-from etag.models.solver import Features, Frozen, Teacher, build_solver
+from etag.models.solver import FeatureCollector, Frozen, Teacher, build_solver
 
 STREAM = Stream.root(0)
-IMAGES = torch.randn(5, 1, 8, 8, generator=STREAM.generator("images"))
-LARGER = torch.randn(5, 1, 32, 32, generator=STREAM.generator("larger")).double()  # enough for any backbone
+IMAGES = torch.randn(5, 1, 8, 8, generator=STREAM.torch_generator("images"))
+LARGER = torch.randn(5, 1, 32, 32, generator=STREAM.torch_generator("larger")).double()  # enough for any backbone
 
 
 def solver(auxiliaries=3, classes=3, size=8, head=None, **options):
     made = build_solver(ModelOptions(**{"width": 4} | options), HeadOptions(**head or {}), 1, size, STREAM)
-    made.head.grow(classes, STREAM.generator("head"))
+    made.head.grow(classes, STREAM.torch_generator("head"))
     made.add_auxiliaries(auxiliaries, STREAM)
     for number, auxiliary in enumerate(made.auxiliaries):
-        auxiliary.head.grow(4 * classes, STREAM.generator("auxiliary", number))
+        auxiliary.head.grow(4 * classes, STREAM.torch_generator("auxiliary", number))
     return made
 
 
 def turned(images):
     """All four rotations."""
-    return ROTATIONS.of(images, torch.zeros(len(images), dtype=torch.long))
+    return ROTATIONS.all_views(images, torch.zeros(len(images), dtype=torch.long))
 
 
 def partly_turned(images):
     """Two rotations of each image, other ones of its neighbor."""
     chosen = ROTATIONS.choose(torch.arange(len(images)).flip(0), 2)
-    return ROTATIONS.some(images, torch.zeros(len(images), dtype=torch.long), chosen)
+    return ROTATIONS.selected_views(images, torch.zeros(len(images), dtype=torch.long), chosen)
 
 
 def parameters(module):
@@ -46,13 +46,13 @@ def parameters(module):
 
 def test_the_parameter_budget_is_the_papers():
     made = build_solver(ModelOptions(stem="cifar"), HeadOptions(), 3, 32, STREAM)
-    made.head.grow(100, STREAM.generator("head"))
+    made.head.grow(100, STREAM.torch_generator("head"))
     budgets = [parameters(made)]
     for count in (3, 4):
         made.auxiliaries = made.auxiliaries[:0]
         made.add_auxiliaries(count, STREAM)
         for number, auxiliary in enumerate(made.auxiliaries):
-            auxiliary.head.grow(4 * 100, STREAM.generator("auxiliary", number))
+            auxiliary.head.grow(4 * 100, STREAM.torch_generator("auxiliary", number))
         budgets.append(parameters(made))
     assert budgets == [11_220_132, 41_741_908, 51_388_388]
 
@@ -401,29 +401,29 @@ def test_passing_apart_leaves_batch_norm_as_it_was():
 @pytest.mark.parametrize("need", [Need.LOGITS, BOTH], ids=str)
 @pytest.mark.parametrize("old_classes", [True, False])
 @pytest.mark.parametrize("cosine", [False, True])
-def test_old_classes_may_be_left_out_of_what_is_used(need, old_classes, cosine):
+def test_old_classes_may_be_left_out_of_what_is_used(need, train_old_rows, cosine):
     made = solver(3, head={"kind": "cosine" if cosine else "linear"})
     for number in range(2):
-        made.head.grow(2, STREAM.generator("more", number))
-    used = made.parameters_for(need, old_classes)
+        made.head.grow(2, STREAM.torch_generator("more", number))
+    used = made.parameters_for(need, train_old_rows)
     ids = {id(parameter) for parameter in used}
     assert len(ids) == len(used)
     names = {name for name, parameter in made.named_parameters() if id(parameter) in ids}
     everything = {name for name, _ in made.named_parameters()}
     absent = set() if need & Need.AUXILIARY else {name for name in everything if name.startswith("auxiliaries.")}
-    if not old_classes:
+    if not train_old_rows:
         kinds = ["weight"] if cosine else ["weight", "bias"]
         absent |= {f"head.blocks.{block}.{kind}" for block in (0, 1) for kind in kinds}
     assert absent <= everything
     assert names == everything - absent
     assert ("head.scale" in names) is cosine  # it belongs to no class
-    if old_classes:
+    if train_old_rows:
         assert {id(parameter) for parameter in made.parameters_for(need)} == ids
 
 
 def test_a_sweep_over_features_has_the_label_and_the_feature_of_every_image():
     made, labels = solver().eval(), torch.tensor([0, 2, 1, 1, 0])
-    found = Features(made.backbone)(Batch(IMAGES, labels, Draws(STREAM), 5))
+    found = FeatureCollector(made.backbone)(Batch(IMAGES, labels, Draws(STREAM), 5))
     assert set(found) == {"features", "labels"}
     assert torch.equal(found["labels"], labels)
     torch.testing.assert_close(found["features"], made(IMAGES, Need.FEATURE).feature)

@@ -21,7 +21,7 @@ from etag.models.weights import load_weights
 def solver(seed=0, **options):
     """A solver with the given options; weights, statistics and BatchNorm counters differ by seed."""
     network = build_solver(ModelOptions(**{"width": 2} | options), HeadOptions(), 3, 32, Stream.root(seed))
-    network.head.grow(5, Stream.root(seed).generator("head"))
+    network.head.grow(5, Stream.root(seed).torch_generator("head"))
     with torch.no_grad():
         for name, value in network.state_dict().items():
             value.add_(seed + 1 if name.endswith("num_batches_tracked") else 0.1 * seed)
@@ -169,7 +169,7 @@ def test_missing_weights_are_an_error(refused):
 
 
 def test_a_deeper_network_is_an_error(refused):
-    deeper = build(lambda: ResNet(3, 2, stages=4, blocks=3, imagenet=False), Stream.root(1).generator())
+    deeper = build(lambda: ResNet(3, 2, stages=4, blocks=3, imagenet=False), Stream.root(1).torch_generator())
     assert ": it has tensors that this backbone does not have: stages.0.6.first.0.weight," in refused(
         deeper.state_dict()
     )
@@ -294,7 +294,7 @@ def test_a_method_loads_its_weights_and_is_rebuilt_without_them(method, disturb,
     weight = method_with_weights.solver.backbone.stages[1][0].first[0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last)
     file.unlink()
-    method_with_weights.rebuild([3, 2])
+    method_with_weights.build_after([3, 2])
     assert method_with_weights.seen == 5
 
 

@@ -8,13 +8,13 @@ from etag.models.wgan import ConditionalWGAN
 
 
 def numbers(*shape, key="x"):
-    return torch.randn(*shape, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 def wgan(*blocks, features=6, latent=3, hidden=8, seed=0):
-    network = build(lambda: ConditionalWGAN(features, latent, hidden), Stream.root(seed).generator("wgan"))
+    network = build(lambda: ConditionalWGAN(features, latent, hidden), Stream.root(seed).torch_generator("wgan"))
     for number, classes in enumerate(blocks):
-        network.grow(classes, Stream.root(seed).generator("grow", number))
+        network.grow(classes, Stream.root(seed).torch_generator("grow", number))
     return network
 
 
@@ -65,7 +65,7 @@ def test_growing_does_not_change_features_and_scores_of_old_classes(classes):
     network, codes, features = wgan(3), numbers(9, 3), numbers(9, 6)
     old, new = torch.arange(9) % 3, torch.full((9,), 3)
     before = network.decode(codes, old), network.critic(features, old)
-    network.grow(classes, Stream.root(0).generator("more"))
+    network.grow(classes, Stream.root(0).torch_generator("more"))
     assert torch.equal(network.decode(codes, old), before[0])
     assert torch.equal(network.critic(features, old), before[1])
     assert not torch.equal(network.decode(codes, new), before[0])
@@ -102,7 +102,7 @@ def test_layers_have_small_normal_initial_weights():
 
 def test_the_default_sizes_are_those_of_gfr():
     network = ConditionalWGAN(512)
-    network.grow(100, Stream.root(0).generator())
+    network.grow(100, Stream.root(0).torch_generator())
     generator = (200 + 100) * 512 + 512 + 2 * (512 * 512 + 512)
     critic = 2 * (512 * 512 + 512) + 513 + 100 * 512
     assert sum(parameter.numel() for parameter in network.generator.parameters()) == generator

@@ -15,7 +15,7 @@ from etag.cli import app
 from etag.core.errors import EtagError
 from etag.evaluation.metrics import METRICS, stored_summary
 from etag.experiments.grid import Grid
-from etag.experiments.paper import printed
+from etag.experiments.paper import published
 from etag.report import results, studies
 from etag.report.collection import named_runs, read_collection
 from etag.report.comparison_page import write_comparison, write_curves
@@ -228,7 +228,7 @@ def test_a_doubtful_value_of_the_paper_has_a_dagger(grid, put_run):
 def test_agreement_leaves_the_bounds_out(grid):
     ranking = results.ranking(group(grid))
     assert [member.method for member in ranking.members] == ["lwf", "elwf", "lucir", "gfr", "etag"]
-    column = printed().table1["cifar100-25"]
+    column = published().table1["cifar100-25"]
     assert ranking.theirs == [column[member.method].A for member in ranking.members]
     # ours: LwF < eLwF < GFR < eTag < Lucir; the paper's: LwF < eLwF < Lucir < GFR < eTag: 2 of 10 pairs differ
     assert ranking.agreement.tau == pytest.approx(0.6)
@@ -432,9 +432,9 @@ def report(*words):
 
 def test_the_command_distinguishes_runs_from_folders_of_runs(tmp_path):
     run = write_run(tmp_path / "runs" / "etag-seed0", optional=False)
-    printed = [report(folder, "--out", tmp_path / "page.html").output for folder in (run, run.parent)]
-    assert printed[0].startswith("comparison of 1 run(s): ")
-    assert printed[1].startswith("report of 1 run(s) on 1 split(s): ")
+    published = [report(folder, "--out", tmp_path / "page.html").output for folder in (run, run.parent)]
+    assert published[0].startswith("comparison of 1 run(s): ")
+    assert published[1].startswith("report of 1 run(s) on 1 split(s): ")
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -7,7 +7,7 @@ from tests.report.conftest import write_features
 
 from etag.core.errors import EtagError
 from etag.core.random import Stream
-from etag.report.features import LEAST_ROWS, POINTS, embeddings, read_features, tsne
+from etag.report.features import LEAST_ROWS, POINTS, read_features, tsne, tsne_by_task
 from etag.report.records import read_run
 
 
@@ -23,28 +23,28 @@ def test_features_are_embedded_for_the_tasks_asked_for(make_run):
     for task, classes in ((1, 5), (2, 6), (6, 10)):
         write_features(run, task, classes)
     record = read_run(run, logs=False)
-    found = embeddings(record, [1, 6])
+    found = tsne_by_task(record, [1, 6])
     assert {task: len(one.points) for task, one in found.items()} == {1: 10, 6: 20}
     assert sorted(set(found[6].labels)) == list(range(10))
-    assert embeddings(record, [1]) == {1: found[1]}, "the same points each time"
+    assert tsne_by_task(record, [1]) == {1: found[1]}, "the same points each time"
 
 
 def test_runs_without_features_have_none(make_run):
     record = read_run(make_run(), logs=False)
-    assert embeddings(record, [1]) == {}
+    assert tsne_by_task(record, [1]) == {}
 
 
 def test_too_few_images_have_no_embedding(make_run):
     run = make_run()
     write_features(run, 1, classes=3, images=1)
-    assert embeddings(read_run(run), [1]) == {}
+    assert tsne_by_task(read_run(run), [1]) == {}
 
 
 @pytest.mark.slow
 def test_many_images_are_thinned(make_run):
     run = make_run()
     write_features(run, 1, classes=10, images=300)
-    assert len(embeddings(read_run(run), [1])[1].points) == POINTS
+    assert len(tsne_by_task(read_run(run), [1])[1].points) == POINTS
 
 
 GOOD = {"features": np.zeros((4, 2), np.float32), "labels": np.zeros(4, np.int64)}
@@ -100,7 +100,7 @@ def test_damaged_files_end_in_one_sentence(tmp_path):
 
 def test_clusters_that_are_far_apart_stay_apart():
     labels = torch.arange(30) % 3
-    noise = torch.randn(30, 5, generator=Stream.root(0).generator())
+    noise = torch.randn(30, 5, generator=Stream.root(0).torch_generator())
     plane = torch.tensor(tsne(100 * torch.eye(5)[labels] + noise, seed=0))
     assert plane.shape == (30, 2)
     distances = torch.cdist(plane, plane).fill_diagonal_(torch.inf)
@@ -108,7 +108,7 @@ def test_clusters_that_are_far_apart_stay_apart():
 
 
 def test_the_points_are_the_same_for_the_same_seed():
-    features = torch.randn(12, 4, generator=Stream.root(0).generator())
+    features = torch.randn(12, 4, generator=Stream.root(0).torch_generator())
     assert tsne(features, seed=1) == tsne(features, seed=1)
 
 

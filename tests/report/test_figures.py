@@ -82,12 +82,12 @@ def test_a_large_confusion_matrix_has_few_ticks_and_all_task_bounds():
 
 
 def test_every_point_is_drawn_in_the_style_of_its_group():
-    figure = draw(figures.embedding_scatter([(0, 0), (1, 1), (2, 2)], [0, 1, 1], class_styles(2)))
+    figure = draw(figures.tsne_scatter([(0, 0), (1, 1), (2, 2)], [0, 1, 1], class_styles(2)))
     assert [len(marks.get_offsets()) for marks in figure.axes[0].collections] == [1, 2]
 
 
 def test_an_embedding_without_points_is_an_empty_figure():
-    draw(figures.embedding_scatter([], [], class_styles(2)))
+    draw(figures.tsne_scatter([], [], class_styles(2)))
 
 
 @pytest.mark.parametrize(("low", "scale"), [(0.01, "log"), (0.0, "linear"), (-1.0, "linear")])

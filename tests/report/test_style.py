@@ -7,7 +7,7 @@ from etag.report.style import (
     CLASSES_WITH_OWN_STYLE,
     class_styles,
     drawable,
-    is_embedded,
+    is_e_variant,
     method_styles,
     method_title,
     task_styles,
@@ -112,4 +112,4 @@ def test_a_method_and_its_e_variant_share_a_color_but_not_a_line():
 
 def test_etag_is_not_tag_with_embedding_distillation():
     names = ("egfr", "etag", "ewc", "eewc", "mine")
-    assert [is_embedded(method) for method in names] == [True, False, False, True, False]
+    assert [is_e_variant(method) for method in names] == [True, False, False, True, False]

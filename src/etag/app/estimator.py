@@ -15,7 +15,7 @@ from torch import Tensor
 
 from etag.app import settings as automatic
 from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
-from etag.app.lessons import begin, learn, open_to_learn, resume
+from etag.app.lessons import begin, check_can_learn, learn, resume
 from etag.app.predicting import probabilities, unlabeled_images
 from etag.core.errors import EtagError
 from etag.core.files import checksum
@@ -23,7 +23,7 @@ from etag.data.folders import list_classes
 from etag.data.images import MemoryImages
 from etag.data.rows import hold_out_rows
 from etag.experiments.config import RunConfig
-from etag.learner.model_directory import About, ModelDirectory, Name, plain_name
+from etag.learner.model_directory import ModelDirectory, ModelInfo, Name, plain_name
 from etag.models.classifier import Classifier
 
 
@@ -65,18 +65,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _learn(self, X: Any, y: Any) -> Self:
         with self._directory.locked():
-            known = open_to_learn(self._directory) if self._directory.exists() else None
+            known = check_can_learn(self._directory) if self._directory.exists() else None
             if isinstance(X, str | Path):
                 about, config, images = self._from_folder(known, X)
             else:
                 about, config, images = self._from_arrays(known, X, y)
             result = learn(self._directory, about, images, config.runtime, verbose=self.verbose)
-        self._loaded: tuple[Classifier, About] | None = None
+        self._loaded: tuple[Classifier, ModelInfo] | None = None
         self.classes_ = _array(result.about.classes)
         self.n_features_in_ = about.channels * about.preprocess.size**2
         return self
 
-    def _from_folder(self, known: About | None, folder: str | Path) -> tuple[About, RunConfig, LessonImages]:
+    def _from_folder(self, known: ModelInfo | None, folder: str | Path) -> tuple[ModelInfo, RunConfig, LessonImages]:
         listing = lesson_files(Path(folder), known.classes if known else ())
         files = [file for files in listing.values() for file in files]
         side = automatic.for_images(files, self.weights)["data.size"]
@@ -84,7 +84,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         images = lesson_images(listing, about, config.data.memory, config.data.workers)
         return about, config, images
 
-    def _from_arrays(self, known: About | None, X: Any, y: Any) -> tuple[About, RunConfig, LessonImages]:
+    def _from_arrays(self, known: ModelInfo | None, X: Any, y: Any) -> tuple[ModelInfo, RunConfig, LessonImages]:
         if y is None:
             X, y = _pairs(X)
         pixels, names = as_pixels(X), _names(y)
@@ -108,7 +108,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         mark = checksum(images.pixels.numpy().tobytes() + images.labels.numpy().tobytes())
         return about, config, LessonImages(train, held_out, tuple(order), mark)
 
-    def _configured(self, known: About | None, images: int, side: int, channels: int) -> tuple[About, RunConfig]:
+    def _configured(
+        self, known: ModelInfo | None, images: int, side: int, channels: int
+    ) -> tuple[ModelInfo, RunConfig]:
         given = {"method": self.method, "seed": self.seed, "model.weights": self.weights, "train.steps": self.steps}
         given |= {"data.size": self.size or side, "model.width": self.width}
         values = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
@@ -132,7 +134,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         found: np.ndarray[Any, np.dtype[np.float32]] = probabilities(classifier, about, images.pixels).numpy()
         return found
 
-    def _images(self, about: About, X: Any) -> MemoryImages:
+    def _images(self, about: ModelInfo, X: Any) -> MemoryImages:
         """Images of the model's size; a file, folder or pattern stands for the files that `etag predict` reads."""
         if isinstance(X, str | Path):
             return unlabeled_images(list(image_files([str(X)])), about, workers=1).in_memory()
@@ -190,7 +192,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self._restore(lambda home: _write_files(home, files))
 
 
-def _check_channels(pixels: Tensor, about: About) -> None:
+def _check_channels(pixels: Tensor, about: ModelInfo) -> None:
     if pixels.shape[1] != about.channels:
         raise EtagError(f"these images have {pixels.shape[1]} channels, but the model was trained on {about.channels}.")
 

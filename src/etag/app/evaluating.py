@@ -12,7 +12,7 @@ from etag.core.errors import EtagError
 from etag.data.folders import as_images, list_classes, list_images
 from etag.data.images import FileImages, unreadable_error
 from etag.evaluation.calibration import calibration_error, unknown_auroc
-from etag.learner.model_directory import About, ModelDirectory, Name
+from etag.learner.model_directory import ModelDirectory, ModelInfo, Name
 from etag.models.classifier import Classifier
 
 
@@ -64,7 +64,7 @@ def evaluate_folder(
     return found
 
 
-def _all(classifier: Classifier, about: About, images: FileImages) -> Tensor:
+def _all(classifier: Classifier, about: ModelInfo, images: FileImages) -> Tensor:
     rows, unreadable = [], []
     for _, pixels, failed in images.decode_batches(torch.split(torch.arange(len(images)), BATCH)):
         rows.append(probabilities(classifier, about, pixels))
@@ -74,14 +74,14 @@ def _all(classifier: Classifier, about: About, images: FileImages) -> Tensor:
     return torch.cat(rows)
 
 
-def _unknown(classifier: Classifier, about: About, folder: Path, workers: int) -> Tensor:
+def _unknown(classifier: Classifier, about: ModelInfo, folder: Path, workers: int) -> Tensor:
     files = list_images(folder)
     if not files:
         raise EtagError(f"there are no images in '{folder}'.")
     return _all(classifier, about, unlabeled_images(files, about, workers))
 
 
-def _draw(found: FolderEvaluation, about: About, out: Path) -> None:
+def _draw(found: FolderEvaluation, about: ModelInfo, out: Path) -> None:
     from etag.report.figures import confusion_heatmap
     from etag.report.page import write_figure
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
-from etag.learner.model_directory import About, ModelDirectory, plain_name
+from etag.learner.model_directory import ModelDirectory, ModelInfo, plain_name
 from etag.models.classifier import Classifier
 
 AGREE = 1e-4  # how far the exported probabilities may be from ours
@@ -26,7 +26,7 @@ ANY_BATCH = {"images": {0: torch.export.Dim("batch", min=1)}}
 class _FromPixels(nn.Module):
     """From pixels between 0 and 1 to probabilities; includes the normalization."""
 
-    def __init__(self, classifier: Classifier, about: About) -> None:
+    def __init__(self, classifier: Classifier, about: ModelInfo) -> None:
         super().__init__()
         self.classifier = classifier
         shape = (1, about.channels, 1, 1)
@@ -42,7 +42,7 @@ class _FromPixels(nn.Module):
         return log_probabilities.exp()
 
 
-def _metadata(about: About) -> dict[str, str]:
+def _metadata(about: ModelInfo) -> dict[str, str]:
     """What users of the file need to know."""
     size = about.preprocess.size
     return {

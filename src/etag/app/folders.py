@@ -13,7 +13,7 @@ from etag.core.files import checksum
 from etag.data.decode import ENDINGS
 from etag.data.folders import Listing, as_images, hold_out_files, list_classes, list_images
 from etag.data.images import FileImages, MemoryImages, load_into_memory
-from etag.learner.model_directory import About, Name
+from etag.learner.model_directory import ModelInfo, Name
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> L
     return listing
 
 
-def lesson_images(listing: Listing, about: About, memory: int, workers: int, update: bool = False) -> LessonImages:
+def lesson_images(listing: Listing, about: ModelInfo, memory: int, workers: int, update: bool = False) -> LessonImages:
     """A lesson from files: every fifth image of a class is held out; decoded now if all fit into `memory` MiB."""
     names, side = tuple(listing), about.preprocess.size
     train, held_out = (as_images(part, workers, about.channels).resized(side) for part in hold_out_files(listing))

@@ -25,9 +25,9 @@ from etag.experiments.config import RunConfig, resolve
 from etag.experiments.estimate import seconds_of_task
 from etag.learner.calibration import Calibration
 from etag.learner.callbacks import closing_all, create_callbacks
-from etag.learner.config import OPEN_END, LearnerConfig, create_method
-from etag.learner.learner import Learner, LessonPlan, silent
-from etag.learner.model_directory import About, Lesson, ModelDirectory, Name
+from etag.learner.config import UNKNOWN_COUNT, LearnerConfig, create_method
+from etag.learner.learner import Learner, LearnOptions, print_nothing
+from etag.learner.model_directory import Lesson, ModelDirectory, ModelInfo, Name
 from etag.learner.stopping import Stop
 from etag.methods.abilities import CanForget
 from etag.methods.base import AnyMethod
@@ -45,7 +45,7 @@ class LessonResult:
     per_class: dict[Name, float]  # accuracy of the lesson's classes on held-out images
     calibration: Calibration
     lesson: Lesson
-    about: About
+    about: ModelInfo
 
 
 def learn_folder(
@@ -63,7 +63,7 @@ def learn_folder(
     directory = ModelDirectory(model)
     _check_finished(model)
     with directory.locked():
-        about = open_to_learn(directory) if directory.exists() else None
+        about = check_can_learn(directory) if directory.exists() else None
         if update and about is None:
             raise EtagError(f"there is no model '{model}' yet to update: learn classes first.")
         listing = lesson_files(folder, about.classes if about else (), update)
@@ -77,14 +77,14 @@ def learn_folder(
         return None if dry_run else learn(directory, about, images, config.runtime, verbose=verbose)
 
 
-def open_to_learn(directory: ModelDirectory) -> About:
+def check_can_learn(directory: ModelDirectory) -> ModelInfo:
     """What is known of a model that is about to learn more; raises an error if it cannot."""
     about = directory.about()
     _check_method(about.learner_config())
     if about.expected_classes is None:
         return about
-    method, _ = directory.load_learner()
-    if method.skips_last_task:
+    method, _ = directory.load_method()
+    if method.final_after_last_task:
         raise EtagError(
             f"'{directory.path}' cannot learn more: its run left the generator untrained after the last task."
         )
@@ -97,17 +97,19 @@ def _check_finished(model: Path) -> None:
         raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
 
 
-def begin(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[About, RunConfig]:
+def begin(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[ModelInfo, RunConfig]:
     """What a new model starts with, and the configuration of its first lesson of so many images."""
     config = _with_length(images, given, settings)
     _check_method(config)
     flip = True if config.data.flip is None else config.data.flip
     size = config.data.size or automatic.SIDES[0]
     preprocess = Preprocess(MEAN, STD, size, flip, config.data.resized_crop)
-    return About(LearnerConfig.from_plain(config.plain()).plain(), preprocess, channels=len(MEAN)), config
+    return ModelInfo(LearnerConfig.from_plain(config.plain()).plain(), preprocess, channels=len(MEAN)), config
 
 
-def resume(about: About, images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[About, RunConfig]:
+def resume(
+    about: ModelInfo, images: int, given: dict[str, Any], settings: Sequence[str] = ()
+) -> tuple[ModelInfo, RunConfig]:
     """The model's configuration with training options for a lesson of so many images."""
     asked = {*given, *map(_key, settings)}
     if fixed := sorted(key for key in asked if key.split(".")[0] in FIXED):
@@ -144,7 +146,7 @@ def _key(setting: str) -> str:
 
 def learn(
     directory: ModelDirectory,
-    about: About,
+    about: ModelInfo,
     images: LessonImages,
     runtime: RuntimeOptions,
     *,
@@ -161,7 +163,7 @@ def learn(
 def _lesson(
     runtime: Runtime,
     directory: ModelDirectory,
-    about: About,
+    about: ModelInfo,
     images: LessonImages,
     options: RuntimeOptions,
     verbose: bool,
@@ -169,9 +171,9 @@ def _lesson(
     found: list[LessonResult],
 ) -> None:
     console = Console(quiet=not (verbose and runtime.leader), highlight=False)
-    say, stop = partial(console.print, markup=False, soft_wrap=True), stop or Stop(runtime.highest)
+    say, stop = partial(console.print, markup=False, soft_wrap=True), stop or Stop(runtime.max_over_processes)
     method, task = _prepared(runtime, directory, about, images, say)
-    plan = LessonPlan(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
+    plan = LearnOptions(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
     callbacks: list[Callback] = []
     if runtime.leader:
         bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
@@ -186,13 +188,17 @@ def _lesson(
 
 
 def _prepared(
-    runtime: Runtime, directory: ModelDirectory, about: About, images: LessonImages, say: Callable[[str], None] = silent
+    runtime: Runtime,
+    directory: ModelDirectory,
+    about: ModelInfo,
+    images: LessonImages,
+    say: Callable[[str], None] = print_nothing,
 ) -> tuple[AnyMethod, Task]:
     """The method as it is so far, and the lesson as its next task."""
     config = about.learner_config()
     if directory.exists():
-        method, _ = directory.load_learner(runtime.placement)
-        classes = about.expected_classes or OPEN_END  # a run knew how many there would be; now more follow
+        method, _ = directory.load_method(runtime.placement)
+        classes = about.expected_classes or UNKNOWN_COUNT  # a run knew how many there would be; now more follow
         method.context = replace(method.context, train=config.train, classes=classes)
     else:
         method = create_method(config, runtime.placement, about.preprocess, channels=about.channels)
@@ -203,18 +209,20 @@ def _prepared(
     places = torch.tensor([known.index(name) for name in images.names])
     task = Task(
         index=len(about.task_sizes),
-        old=old,
-        new=new,
+        num_old=old,
+        num_new=new,
         train=replace(images.train, labels=places[images.train.labels]),
         test=replace(images.held_out, labels=places[images.held_out.labels]),
-        base=about.task_sizes[0] if about.task_sizes else new,
+        num_base=about.task_sizes[0] if about.task_sizes else new,
     )
     if new:
         method.check([*about.task_sizes, new])
     return method, task
 
 
-def expected_seconds(directory: ModelDirectory, about: About, images: LessonImages, options: RuntimeOptions) -> float:
+def expected_seconds(
+    directory: ModelDirectory, about: ModelInfo, images: LessonImages, options: RuntimeOptions
+) -> float:
     """How long a lesson will take, from a few steps that are really made."""
     found: list[float] = []
 
@@ -228,7 +236,7 @@ def expected_seconds(directory: ModelDirectory, about: About, images: LessonImag
 
 
 def _announce(
-    directory: ModelDirectory, about: About, config: RunConfig, images: LessonImages, say: Callable[[str], None]
+    directory: ModelDirectory, about: ModelInfo, config: RunConfig, images: LessonImages, say: Callable[[str], None]
 ) -> None:
     """Print what will be done, and how long it should take."""
     known, model = len(about.classes), about.learner_config().model
@@ -256,7 +264,7 @@ def _rare(images: LessonImages) -> list[str]:
 # -- forgetting ------------------------------------------------------------------------------------------------------
 
 
-def forget_class(model: Path, name: Name) -> About:
+def forget_class(model: Path, name: Name) -> ModelInfo:
     """Remove a class: its rows in head, auxiliaries and generator are deleted, and so are older versions."""
     directory = ModelDirectory(model)
     with directory.locked():
@@ -265,7 +273,7 @@ def forget_class(model: Path, name: Name) -> About:
                 f"'{model}' holds the result of a run, which is never altered: learn the classes with `etag learn` "
                 "to have a model that can forget."
             )
-        method, about = directory.load_learner()
+        method, about = directory.load_method()
         if name not in about.classes:
             raise EtagError(f"'{model}' knows no class '{name}': it knows {', '.join(map(str, about.classes))}.")
         if len(about.classes) <= 2:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from etag.data.images import FileImages
-from etag.learner.model_directory import About, Name
+from etag.learner.model_directory import ModelInfo, Name
 from etag.models.classifier import Classifier
 
 BATCH = 256
@@ -25,22 +25,28 @@ class Prediction:
 
 
 @torch.inference_mode()
-def probabilities(classifier: Classifier, about: About, pixels: Tensor) -> Tensor:
+def probabilities(classifier: Classifier, about: ModelInfo, pixels: Tensor) -> Tensor:
     """Probabilities for uint8 images of the model's size: one row per image, one column per class."""
     device = next(classifier.parameters()).device
     pieces = torch.split(pixels, BATCH)
-    rows = [classifier(about.preprocess.test(piece.to(device))).exp().cpu() for piece in pieces]
+    rows = [classifier(about.preprocess.centered(piece.to(device))).exp().cpu() for piece in pieces]
     return torch.cat(rows) if rows else torch.empty(0, len(about.classes))
 
 
-def unlabeled_images(files: Sequence[str], about: About, workers: int) -> FileImages:
+def unlabeled_images(files: Sequence[str], about: ModelInfo, workers: int) -> FileImages:
     """Files as images of the model's size and channels, without labels."""
     labels = torch.zeros(len(files)).long()
     return FileImages(np.array(files), labels, about.preprocess.size, workers, about.channels)
 
 
 def predict_files(
-    classifier: Classifier, about: About, files: Sequence[str], *, top: int = 1, reject: bool = False, workers: int = 1
+    classifier: Classifier,
+    about: ModelInfo,
+    files: Sequence[str],
+    *,
+    top: int = 1,
+    reject: bool = False,
+    workers: int = 1,
 ) -> Iterator[Prediction]:
     """A prediction for every file, in their order; files are decoded ahead while others are computed. With `reject`, an
     image whose likeliest class is less probable than the model's threshold gets no class."""
@@ -57,7 +63,7 @@ def predict_files(
             )
 
 
-def _prediction(path: str, likely: Tensor, about: About, top: int, reject: bool) -> Prediction:
+def _prediction(path: str, likely: Tensor, about: ModelInfo, top: int, reject: bool) -> Prediction:
     best = likely.topk(min(top, len(likely)))
     if reject and best.values[0] < about.threshold:
         return Prediction(path)

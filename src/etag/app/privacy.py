@@ -5,7 +5,7 @@ from etag.learner.model_directory import ModelDirectory
 from etag.methods.registry import METHODS
 
 
-def statement(directory: ModelDirectory) -> str:
+def privacy_statement(directory: ModelDirectory) -> str:
     """A paragraph for people."""
     about, sizes = directory.about(), directory.sizes()
     info = METHODS[about.method].info

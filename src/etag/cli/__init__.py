@@ -42,7 +42,7 @@ def run(
     from etag.app.api import default_directory, execute
     from etag.engine.runtime import is_follower
     from etag.evaluation.metrics import METRICS, stored_summary
-    from etag.experiments import yaml
+    from etag.experiments import yaml_files
     from etag.experiments.config import resolve
     from etag.experiments.estimate import estimate
 
@@ -51,7 +51,7 @@ def run(
     given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given, setting or [], preset)
     if dry_run:
-        typer.echo(yaml.write(config.plain()), nl=False)
+        typer.echo(yaml_files.write(config.plain()), nl=False)
         typer.echo(estimate(config).report())
         return
     where = out or default_directory(config)
@@ -95,16 +95,15 @@ def methods(as_json: AsJson = False, _plugin: Plugins = None) -> None:
     if as_json:
         rows = [
             {"name": name, **asdict(method.info), **_abilities(method)}
-            # the defaults that a variant changes are its preset
-            | {"options": method.Options.model_json_schema(), "preset": method.Options.preset}
+            | {"options": method.Options.model_json_schema(), "changed_defaults": method.Options.changed_defaults}
             for name, method in known.items()
         ]
         typer.echo(json.dumps(rows, indent=1))
         return
     for name, method in known.items():
-        if not method.is_embedded:
+        if not method.is_e_variant:
             typer.echo(_describe(name, method))
-    embedded = ", ".join(name for name, method in known.items() if method.is_embedded)
+    embedded = ", ".join(name for name, method in known.items() if method.is_e_variant)
     typer.echo(f"with embedding distillation added, and auxiliary classifiers stored: {embedded}")
 
 

@@ -177,7 +177,7 @@ def evaluate(
 @app.command()
 def info(model: Model, as_json: AsJson = False, _plugin: Plugins = None) -> None:
     """Print what a model knows, how it learned it, and what it stores."""
-    from etag.app.privacy import statement
+    from etag.app.privacy import privacy_statement
     from etag.core.text import data_size
     from etag.learner.model_directory import ModelDirectory
 
@@ -199,7 +199,7 @@ def info(model: Model, as_json: AsJson = False, _plugin: Plugins = None) -> None
             )
     typer.echo(f"method {about.method}, images of {about.preprocess.size} pixels per side")
     typer.echo("on disk: " + ", ".join(f"{name} {data_size(size)}" for name, size in sizes.items()))
-    typer.echo(statement(directory))
+    typer.echo(privacy_statement(directory))
 
 
 @app.command()

@@ -61,7 +61,7 @@ class TrainOptions(Options):
 
     epochs: PositiveInt = Field(100, description="number of epochs")
     steps: PositiveInt | None = Field(None, description="number of optimizer steps; if set, it replaces `epochs`")
-    length: PositiveFloat = Field(1.0, description="factor on epochs or steps, and on the epochs of all decays")
+    length_factor: PositiveFloat = Field(1.0, description="factor on epochs or steps, and on the epochs of all decays")
     batch_size: PositiveInt = Field(128, description="images per optimizer step, over all processes together")
     drop_last: bool = Field(True, description="skip the last batch of an epoch if it is smaller than the others")
     optimizer: Literal["adam", "sgd"] = Field("adam", description="optimizer: adam or sgd (with momentum)")
@@ -117,7 +117,7 @@ class TrainOptions(Options):
 
 def _apply_length(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options without `length`, after scaling all numbers of epochs and steps by it."""
-    factor: float = options.pop("length")
+    factor: float = options.pop("length_factor")
 
     def scaled(count: int) -> int:
         return max(1, round(count * factor))
@@ -140,7 +140,7 @@ class RuntimeOptions(Options):
     )
     compile: bool = Field(False, description="use torch.compile: a minute at the start, faster steps")
     threads: PositiveInt | None = Field(None, description="number of CPU threads; None is PyTorch's default")
-    checkpoint_every: NonNegativeFloat = Field(
+    checkpoint_seconds: NonNegativeFloat = Field(
         300.0, description="seconds between checkpoints within a phase; 0: as often as possible"
     )
     checkpoint_steps: PositiveInt | None = Field(

@@ -27,7 +27,7 @@ class Stream:
         """Return the child stream whose name is extended by `parts`."""
         return Stream(self.key + parts)
 
-    def generator(self, *parts: str | int) -> torch.Generator:
+    def torch_generator(self, *parts: str | int) -> torch.Generator:
         """Return a new generator at the start of this stream, or of the child named by `parts`."""
         digest = blake2b(repr(self.key + parts).encode(), digest_size=8).digest()
         # manual_seed takes 64 bits; the highest bit stays 0, so that no backend reads a negative seed
@@ -45,7 +45,7 @@ class Placement:
     rank: int = 0
     world: int = 1
 
-    def share(self, rows: int) -> slice:
+    def own_rows(self, rows: int) -> slice:
         """Return the rows of a global batch that belong to this process; shares differ by at most one row."""
         size, extra = divmod(rows, self.world)
         start = self.rank * size + min(self.rank, extra)
@@ -62,19 +62,19 @@ class Draws:
 
     def normal(self, purpose: str, rows: int, *shape: int) -> Tensor:
         """Return standard normal values of shape (own rows, *shape)."""
-        return self._own(torch.randn(rows, *shape, generator=self.stream.generator(purpose)))
+        return self._own(torch.randn(rows, *shape, generator=self.stream.torch_generator(purpose)))
 
     def uniform(self, purpose: str, rows: int, *shape: int) -> Tensor:
         """Return uniform values in [0, 1) of shape (own rows, *shape)."""
-        return self._own(torch.rand(rows, *shape, generator=self.stream.generator(purpose)))
+        return self._own(torch.rand(rows, *shape, generator=self.stream.torch_generator(purpose)))
 
     def integers(self, purpose: str, low: int, high: int, rows: int) -> Tensor:
         """Return uniform integers in [low, high), one per own row."""
-        return self._own(torch.randint(low, high, (rows,), generator=self.stream.generator(purpose)))
+        return self._own(torch.randint(low, high, (rows,), generator=self.stream.torch_generator(purpose)))
 
     def order(self, purpose: str, rows: int) -> Tensor:
         """Return the positions of this process's rows in a random order of all rows, on the CPU."""
-        return torch.randperm(rows, generator=self.stream.generator(purpose))[self.placement.share(rows)]
+        return torch.randperm(rows, generator=self.stream.torch_generator(purpose))[self.placement.own_rows(rows)]
 
     def _own(self, values: Tensor) -> Tensor:
-        return values[self.placement.share(len(values))].to(self.placement.device, non_blocking=True)
+        return values[self.placement.own_rows(len(values))].to(self.placement.device, non_blocking=True)

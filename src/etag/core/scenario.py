@@ -34,21 +34,21 @@ class Task:
     without new classes (new = 0) has images of the old classes from another domain."""
 
     index: int
-    old: int
-    new: int
+    num_old: int
+    num_new: int
     train: ImageSet
     test: ImageSet
-    base: int  # number of classes of the first task
+    num_base: int  # number of classes of the first task
 
     @property
-    def seen(self) -> int:
+    def num_seen(self) -> int:
         """Number of classes known after this task."""
-        return self.old + self.new
+        return self.num_old + self.num_new
 
     @property
-    def present(self) -> int:
+    def num_present(self) -> int:
         """Number of classes that its images belong to."""
-        return self.new or self.seen
+        return self.num_new or self.num_seen
 
     def holding_out(self, share: float) -> "tuple[Task, ImageSet | None]":
         """The task without the last `share` of each class's training images, and these images (None: there are
@@ -85,21 +85,21 @@ class Scenario:
         return len(self.tasks)
 
     @property
-    def classes_per_task(self) -> list[int]:
+    def new_classes_per_task(self) -> list[int]:
         """Number of new classes of each task."""
-        return [task.new for task in self.tasks]
+        return [task.num_new for task in self.tasks]
 
     @property
-    def classes_in_task(self) -> list[int]:
+    def classes_present_per_task(self) -> list[int]:
         """Number of classes in the images of each task, which is the weight of its accuracy."""
-        return [task.present for task in self.tasks]
+        return [task.num_present for task in self.tasks]
 
-    def images_given(self, all_data: bool) -> list[int]:
+    def training_images(self, all_data: bool) -> list[int]:
         """Return the number of training images of each task, or with `all_data` of all tasks up to it."""
         counts = [len(task.train) for task in self.tasks]
         return list(accumulate(counts)) if all_data else counts
 
-    def given(self, task: Task, all_data: bool) -> Task:
+    def training_task(self, task: Task, all_data: bool) -> Task:
         """Return the task; with `all_data` (method `joint`) its training images are those of all tasks up to it."""
         if not all_data:
             return task

@@ -41,7 +41,7 @@ Terms = dict[str, Tensor]  # named and weighted; their sum is the loss
 
 
 @dataclass(frozen=True)
-class Step:
+class StepData:
     """Everything a loss term may use: the batch, its views, and the outputs of student and teacher."""
 
     batch: Batch
@@ -55,10 +55,10 @@ class Term:
     """One loss term: a pure function of a step, its weight, and what it needs from student and teacher."""
 
     name: str
-    compute: Callable[[Step], Tensor]
+    compute: Callable[[StepData], Tensor]
     weight: float = 1.0
-    student: Need = Need.NOTHING
-    teacher: Need = Need.NOTHING
+    student_need: Need = Need.NOTHING
+    teacher_need: Need = Need.NOTHING
     second_order: bool = False  # whether it differentiates a gradient
 
 
@@ -67,7 +67,7 @@ class OptimizerState(nn.Module):
     phase's module. A parameter that has gained rows since then keeps the state of its old rows; new rows start at
     zero."""
 
-    def of(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
+    def state_of(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
         """The stored state of a parameter by key; empty for a new parameter."""
         prefix, state = _buffer_name(name, ""), {}
         for key, value in self.named_buffers():
@@ -77,7 +77,7 @@ class OptimizerState(nn.Module):
                 state[key.removeprefix(prefix)] = grown
         return state
 
-    def note(self, name: str, state: Mapping[str, Tensor]) -> None:
+    def store(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Store a copy of the state of a parameter."""
         for key, value in state.items():
             self.register_buffer(_buffer_name(name, key), value.detach().clone())
@@ -120,7 +120,7 @@ class Phase:
     training: TrainOptions
     batch_norm: Literal["train", "frozen"] = "train"  # whether BatchNorm statistics follow the data
     validation: Batches | None = None  # for the plateau schedule
-    static: tuple[nn.Module, ...] = ()  # parts whose structure never changes: torch.compile may compile them
+    compilable: tuple[nn.Module, ...] = ()  # parts whose structure never changes: torch.compile may compile them
 
     @property
     def steps(self) -> int:
@@ -150,7 +150,7 @@ class Checkpointer(Protocol):
     """Saves the progress of one task, so that an interrupted run can be resumed. Phases and passes are numbered in the
     order in which the method yields them."""
 
-    def done(self, number: int) -> bool:
+    def skip_finished(self, number: int) -> bool:
         """Whether a phase or pass was finished before the interruption. Asking for the last finished one restores
         everything the method stores to its state at that point."""
 

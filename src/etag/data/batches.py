@@ -40,11 +40,11 @@ class _RowBatches:
         """Yield for each step: the rows of this process, the step's random draws, the size of the global batch."""
         order = torch.arange(self._rows)
         if self._shuffle:
-            order = torch.randperm(self._rows, generator=self._stream.generator("order", epoch))
+            order = torch.randperm(self._rows, generator=self._stream.torch_generator("order", epoch))
         for step in range(start, len(self)):
             rows = order[step * self._size : min((step + 1) * self._size, self._used)]
             draws = Draws(self._stream.child("epoch", epoch, "step", step), self._placement)
-            yield rows[self._placement.share(len(rows))], draws, len(rows)
+            yield rows[self._placement.own_rows(len(rows))], draws, len(rows)
 
 
 class ImageBatches(_RowBatches):
@@ -78,7 +78,7 @@ class ImageBatches(_RowBatches):
         batches = self._images.batches([rows for rows, _, _ in steps])
         for (rows, draws, total), pixels in zip(steps, batches, strict=True):
             pixels = pixels.to(device, non_blocking=True)
-            inputs = preprocess.train(pixels, draws, total) if self._augment else preprocess.test(pixels)
+            inputs = preprocess.augmented(pixels, draws, total) if self._augment else preprocess.centered(pixels)
             yield Batch(inputs, self._images.labels[rows].to(device, non_blocking=True), draws, total)
 
 
@@ -113,7 +113,7 @@ class ClassBatches(_RowBatches):
         """Yield the batches of one epoch, beginning with batch number `start`; their labels are unused zeros."""
         stream = self._stream.child("classes", index)
         orders = [
-            rows[torch.randperm(len(rows), generator=stream.generator(label))]
+            rows[torch.randperm(len(rows), generator=stream.torch_generator(label))]
             for label, rows in enumerate(self._class_rows)
         ]
         for positions, draws, total in self._steps(index, start):

@@ -26,11 +26,11 @@ class Preprocess:
     resized_crop: bool = False  # train on windows of random size and shape, scaled to `size`
     crop: bool = True
 
-    def train(self, images: Tensor, draws: Draws, rows: int) -> Tensor:
+    def augmented(self, images: Tensor, draws: Draws, rows: int) -> Tensor:
         """Return randomly augmented, normalized inputs; `rows` is the size of the global batch."""
         mirror = draws.integers("mirror", 0, 2, rows).bool() if self.flip else None
         if not self.crop:
-            return self.test(images)
+            return self.centered(images)
         if self.resized_crop:
             box = draws.uniform("crop box", rows, 4)
             return self._normalize(resized_crop(images, self.size, box, mirror))
@@ -40,18 +40,18 @@ class Preprocess:
         right = draws.integers("crop right", 0, offsets, rows)
         return self._normalize(random_crop(images, self.size, padding, down, right, mirror))
 
-    def test(self, images: Tensor) -> Tensor:
+    def centered(self, images: Tensor) -> Tensor:
         """Return the normalized center of each image; nothing is random."""
         start = (images.shape[-1] - self.size) // 2
         center = slice(start, start + self.size)
         return self._normalize(images[:, :, center, center])
 
-    def pixels(self, inputs: Tensor) -> Tensor:
+    def to_pixels(self, inputs: Tensor) -> Tensor:
         """Undo the normalization: return pixels in [0, 1]."""
         scale, shift = _affine(self.mean, self.std, inputs.device)
         return ((inputs - shift) / (255 * scale)).clamp(0, 1)
 
-    def inputs(self, pixels: Tensor) -> Tensor:
+    def to_inputs(self, pixels: Tensor) -> Tensor:
         """Normalize pixels in [0, 1], the inverse of `pixels`; differentiable."""
         scale, shift = _affine(self.mean, self.std, pixels.device)
         return (pixels * (255 * scale) + shift).contiguous(memory_format=torch.channels_last)

@@ -117,10 +117,10 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
             for images in (train, test)
         ]
         if dataset.shared is None:
-            tasks.append(Task(index, old, new, parts[0], parts[1], base=sizes[0]))
+            tasks.append(Task(index, old, new, parts[0], parts[1], num_base=sizes[0]))
         else:
             same = [replace(images, labels=images.labels - old) for images in parts]
-            tasks.append(Task(index, new * (index > 0), new * (index == 0), same[0], same[1], base=sizes[0]))
+            tasks.append(Task(index, new * (index > 0), new * (index == 0), same[0], same[1], num_base=sizes[0]))
         old += new
     for index, task in enumerate(tasks):
         remaining, held_out = task.holding_out(options.held_out)

@@ -41,26 +41,26 @@ class ViewTransforms:
                 f"set data.size={size + self.divisor - size % self.divisor}, or choose another embedding.views."
             )
 
-    def of(self, images: Tensor, labels: Tensor) -> Views:
+    def all_views(self, images: Tensor, labels: Tensor) -> Views:
         """Return all views of a batch: first all images, then all of them under view 1, and so on."""
         rows = torch.cat([view(images) for view in self.transforms])
         views = torch.arange(self.count, device=labels.device).repeat_interleave(len(labels))
         return Views(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + views)
 
-    def some(self, images: Tensor, labels: Tensor, chosen: Tensor, of: Tensor | None = None) -> Views:
-        """Return the images and the chosen views of them. `chosen` holds view numbers, one row for each image in `of`
-        (row numbers of the batch; None is all of them). Both are on the CPU. A view that is chosen twice for an image
+    def selected_views(self, images: Tensor, labels: Tensor, chosen: Tensor, image_rows: Tensor | None = None) -> Views:
+        """Return the images and the chosen views of them. `chosen` holds view numbers, one row for each image in
+        `image_rows` (rows of the batch; None: all). Both are on the CPU. A view that is chosen twice for an image
         is computed once."""
         device, count = images.device, len(images)
-        of = torch.arange(count) if of is None else of
+        image_rows = torch.arange(count) if image_rows is None else image_rows
         rows, row_of = [images], torch.zeros(self.count, count, dtype=torch.long)  # row_of[view, image]
         row_of[0] = torch.arange(count)  # the images themselves are always there
         for view in range(1, self.count):
-            owners = of[(chosen == view).any(1)]
+            owners = image_rows[(chosen == view).any(1)]
             row_of[view, owners] = torch.arange(count, count + len(owners))
             rows.append(self.transforms[view](images[owners.to(device, non_blocking=True)]))
             count += len(owners)
-        owners = of[:, None].expand_as(chosen)
+        owners = image_rows[:, None].expand_as(chosen)
         picked, owners, views = (
             index.flatten().to(device, non_blocking=True) for index in (row_of[chosen, owners], owners, chosen)
         )
@@ -68,8 +68,8 @@ class ViewTransforms:
         return Views(inputs, len(images), picked, labels[owners] * self.count + views)
 
     def choose(self, positions: Tensor, number: int) -> Tensor:
-        """Return `number` different view numbers per row, from the rows' positions in a random order. Over the whole
-        batch all views are chosen equally often, up to one."""
+        """Return `number` different view numbers per row, from the rows' positions in a random order. In the whole
+        batch all views are chosen equally often (the counts differ by at most one)."""
         return (positions[:, None] + torch.arange(number)) % self.count
 
 

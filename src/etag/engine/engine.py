@@ -34,7 +34,7 @@ class Engine:
                 work = plan.send(result)
             except StopIteration:
                 return
-            if checkpointer is not None and checkpointer.done(number):
+            if checkpointer is not None and checkpointer.skip_finished(number):
                 result = checkpointer.result(number)
                 continue
             if isinstance(work, DataPass):
@@ -66,7 +66,7 @@ class Engine:
         steps = data_pass.epochs * len(data_pass.batches)
         with self._reported(data_pass.name, steps, data_pass.epochs), torch.set_grad_enabled(data_pass.gradients):
             if data_pass.reduce == "concat":
-                found = self.runtime.gather_rows(list(self._results(data_pass, steps)))
+                found = self.runtime.gather(list(self._results(data_pass, steps)))
                 return {name: torch.cat([entry[name] for entry in found]) for name in found[0]}
             total: dict[str, Tensor] = {}
             for entry in self._results(data_pass, steps):

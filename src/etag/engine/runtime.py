@@ -30,7 +30,7 @@ class Runtime:
         """Whether this process writes files and prints."""
         return bool(self.fabric.is_global_zero)
 
-    def gather_rows(self, rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    def gather(self, rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         """The results of all processes, joined entry by entry in the order of the processes."""
         if self.fabric.world_size == 1:
             return rows
@@ -49,7 +49,7 @@ class Runtime:
         assert isinstance(total, Tensor)
         return total
 
-    def highest(self, value: int) -> int:
+    def max_over_processes(self, value: int) -> int:
         """The highest value of any process."""
         if self.fabric.world_size == 1:
             return value

@@ -67,7 +67,7 @@ class Plateau:
     def load(self, state: dict[str, Tensor]) -> None:
         """Restore the state."""
         self.factor, self.best, self.waited = (float(state[name]) for name in ("factor", "best", "waited"))  # type: ignore[assignment]
-        self.best_weights = {name: value.clone() for name, value in below(state, "best.").items()}
+        self.best_weights = {name: value.clone() for name, value in with_prefix(state, "best.").items()}
 
     def restore(self) -> None:
         """Load the best weights."""
@@ -75,6 +75,6 @@ class Plateau:
             self.module.load_state_dict(self.best_weights)
 
 
-def below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, named by the rest."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

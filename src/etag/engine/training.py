@@ -12,7 +12,7 @@ from etag.core.errors import Diverged
 from etag.core.options import TrainOptions
 from etag.core.work import Batch, Callback, Checkpointer, OptimizerState, ParameterGroup, Phase, Terms
 from etag.engine.runtime import Runtime, compiled
-from etag.engine.schedule import Plateau, below, rate_factor
+from etag.engine.schedule import Plateau, rate_factor, with_prefix
 
 LOG_EVERY = 10  # steps between two reads of the loss: each read waits for the device
 
@@ -22,7 +22,7 @@ class Training:
 
     def __init__(self, phase: Phase, runtime: Runtime, callbacks: Sequence[Callback]) -> None:
         self.phase, self.runtime, self.fabric = phase, runtime, runtime.fabric
-        self.turns = [_GroupTrainer(group, phase, runtime.fabric) for group in phase.groups]
+        self.trainers = [_GroupTrainer(group, phase, runtime.fabric) for group in phase.groups]
         self.plateau = Plateau(phase.training, phase.module) if phase.training.schedule == "plateau" else None
         self.log = _TermReader(phase, runtime, callbacks)
 
@@ -34,24 +34,24 @@ class Training:
     def run(self, checkpointer: Checkpointer | None = None) -> None:
         """Train to the end, from where it was cut if the journal knows of that."""
         start = self._load(checkpointer.resume()) if checkpointer is not None else 0
-        with compiled(self.phase.static if self.runtime.options.compile else ()):
-            self._epochs(start, checkpointer)
+        with compiled(self.phase.compilable if self.runtime.options.compile else ()):
+            self._run_epochs(start, checkpointer)
         if self.plateau:
             self.plateau.restore()
         self.phase.module.eval()
-        for turn in self.turns:
-            turn.optimizer.zero_grad()
-            turn.store_state()
+        for trainer in self.trainers:
+            trainer.optimizer.zero_grad()
+            trainer.store_state()
 
-    def _epochs(self, start: int, checkpointer: Checkpointer | None) -> None:
+    def _run_epochs(self, start: int, checkpointer: Checkpointer | None) -> None:
         per_epoch = len(self.phase.batches)
         for epoch in range(start // per_epoch, self.epochs):
-            self._epoch(epoch, max(0, start - epoch * per_epoch), checkpointer)
+            self._run_epoch(epoch, max(0, start - epoch * per_epoch), checkpointer)
             if self.plateau and not self.plateau.watch(self._watched_loss()):
                 return
             self._save_if_due(checkpointer, (epoch + 1) * per_epoch)
 
-    def _epoch(self, epoch: int, start: int, checkpointer: Checkpointer | None) -> None:
+    def _run_epoch(self, epoch: int, start: int, checkpointer: Checkpointer | None) -> None:
         _set_mode(self.phase)
         last = len(self.phase.batches) - 1
         for offset, batch in enumerate(self.phase.batches.epoch(epoch, start), start):
@@ -59,10 +59,10 @@ class Training:
             if step == self.phase.steps:
                 return
             terms: Terms = {}
-            for turn in self.turns:
-                if step % turn.group.every == 0:
-                    terms |= self._step(turn, step, batch)
-            self.log.note(step, epoch, self.turns[0].rate, terms, batch.total)
+            for trainer in self.trainers:
+                if step % trainer.group.every == 0:
+                    terms |= self._step(trainer, step, batch)
+            self.log.record(step, epoch, self.trainers[0].rate, terms, batch.total)
             if offset < last:  # at the end of an epoch the plateau schedule comes first
                 self._save_if_due(checkpointer, step + 1)
 
@@ -74,8 +74,8 @@ class Training:
     def _state(self, step: int) -> dict[str, Tensor]:
         """All that resuming after so many steps needs besides the method's own state."""
         state = {"step": torch.tensor(step), "log.losses": self.log.losses}
-        for number, turn in enumerate(self.turns):
-            for index, values in turn.state().items():
+        for number, trainer in enumerate(self.trainers):
+            for index, values in trainer.state().items():
                 state |= {f"optimizer.{number}.{index}.{key}": value for key, value in values.items()}
         if self.plateau:
             state |= {f"plateau.{name}": value for name, value in self.plateau.state().items()}
@@ -86,31 +86,31 @@ class Training:
         """Restore a state; returns the number of steps made until then."""
         if not state:
             return 0
-        for number, turn in enumerate(self.turns):
-            turn.load(_by_index(below(state, f"optimizer.{number}.")))
+        for number, trainer in enumerate(self.trainers):
+            trainer.load(_by_index(with_prefix(state, f"optimizer.{number}.")))
         if self.plateau:
-            self.plateau.load(below(state, "plateau."))
+            self.plateau.load(with_prefix(state, "plateau."))
         self.log.losses = state["log.losses"]
-        if scaler := below(state, "scaler."):
+        if scaler := with_prefix(state, "scaler."):
             self.fabric.strategy.precision.load_state_dict({name: value.item() for name, value in scaler.items()})
         return int(state["step"])
 
-    def _step(self, turn: "_GroupTrainer", step: int, batch: Batch) -> Terms:
+    def _step(self, trainer: "_GroupTrainer", step: int, batch: Batch) -> Terms:
         """One optimizer step of one parameter group; returns its loss terms."""
-        several = len(self.turns) > 1
+        several = len(self.trainers) > 1
         if several:
-            _set_trainable(self.phase.module, turn.group)
-        terms: Terms = turn.module(batch, group=turn.group.name) if several else turn.module(batch)
-        factor = rate_factor(turn.training, step, len(self.phase.batches), self.phase.steps)
-        turn.set_rate(turn.training.lr * factor * (self.plateau.factor if self.plateau else 1.0))
-        turn.optimizer.zero_grad()
+            _set_trainable(self.phase.module, trainer.group)
+        terms: Terms = trainer.module(batch, group=trainer.group.name) if several else trainer.module(batch)
+        factor = rate_factor(trainer.training, step, len(self.phase.batches), self.phase.steps)
+        trainer.set_rate(trainer.training.lr * factor * (self.plateau.factor if self.plateau else 1.0))
+        trainer.optimizer.zero_grad()
         self.fabric.backward(_total(terms))
-        if turn.training.clip_norm is not None:
-            self.fabric.clip_gradients(turn.module, turn.optimizer, max_norm=turn.training.clip_norm)
-        if turn.training.clip_value is not None:
-            self.fabric.clip_gradients(turn.module, turn.optimizer, clip_val=turn.training.clip_value)
-        turn.optimizer.step()
-        return {f"{turn.group.name}.{name}": value for name, value in terms.items()} if several else terms
+        if trainer.training.clip_norm is not None:
+            self.fabric.clip_gradients(trainer.module, trainer.optimizer, max_norm=trainer.training.clip_norm)
+        if trainer.training.clip_value is not None:
+            self.fabric.clip_gradients(trainer.module, trainer.optimizer, clip_val=trainer.training.clip_value)
+        trainer.optimizer.step()
+        return {f"{trainer.group.name}.{name}": value for name, value in terms.items()} if several else terms
 
     @torch.no_grad()
     def _watched_loss(self) -> float:
@@ -149,7 +149,7 @@ class _GroupTrainer:
 
     def _stored(self, optimizer_state: OptimizerState) -> list[dict[str, Tensor]]:
         """The stored state of each parameter. SGD takes the momentum of all or of none: a new parameter's is zero."""
-        known = list(map(optimizer_state.of, self._names, self.group.parameters))
+        known = list(map(optimizer_state.state_of, self._names, self.group.parameters))
         if any("momentum_buffer" in values for values in known):
             for values, parameter in zip(known, self.group.parameters, strict=True):
                 values.setdefault("momentum_buffer", torch.zeros_like(parameter))
@@ -176,7 +176,7 @@ class _GroupTrainer:
         """Store the state for the next phase, if it is to be stored."""
         if self.group.optimizer_state is not None:
             for index, values in self.state().items():
-                self.group.optimizer_state.note(self._names[index], values)
+                self.group.optimizer_state.store(self._names[index], values)
 
     def set_rate(self, rate: float) -> None:
         if rate != self.rate:
@@ -195,22 +195,22 @@ def _by_index(state: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
 
 
 def _optimizer(parameters: list[nn.Parameter], training: TrainOptions, fused: bool) -> Optimizer:
-    decay, way = training.weight_decay, {"fused": True} if fused else {"foreach": True}
+    decay, kernel = training.weight_decay, {"fused": True} if fused else {"foreach": True}
     if training.optimizer == "sgd":
-        return SGD(parameters, training.lr, momentum=training.momentum, weight_decay=decay, **way)
-    return Adam(parameters, training.lr, betas=training.betas, weight_decay=decay, **way)
+        return SGD(parameters, training.lr, momentum=training.momentum, weight_decay=decay, **kernel)
+    return Adam(parameters, training.lr, betas=training.betas, weight_decay=decay, **kernel)
 
 
 class _TermReader:
     """Collects the loss terms on the device and reads them every few steps."""
 
     def __init__(self, phase: Phase, runtime: Runtime, callbacks: Sequence[Callback]) -> None:
-        self._phase, self._runtime, self._listeners = phase, runtime, callbacks
+        self._phase, self._runtime, self._callbacks = phase, runtime, callbacks
         self._unread: list[tuple[int, Terms]] = []
         self._rows = 0
         self.losses = torch.empty(0)  # of this epoch, for the plateau schedule; mean over all processes
 
-    def note(self, step: int, epoch: int, rate: float, terms: Terms, rows: int) -> None:
+    def record(self, step: int, epoch: int, rate: float, terms: Terms, rows: int) -> None:
         terms = {name: value.detach() for name, value in terms.items()}
         self._unread.append((step + 1, terms))
         self._rows += rows
@@ -219,7 +219,7 @@ class _TermReader:
             self.losses = torch.cat([self.losses.to(loss), loss])
         if (step + 1) % LOG_EVERY == 0 or step + 1 == self._phase.steps:
             read = self._read()
-            for callback in self._listeners:
+            for callback in self._callbacks:
                 callback.on_step(step + 1, epoch, rate, read, self._rows)
             self._rows = 0
 

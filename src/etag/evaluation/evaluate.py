@@ -12,7 +12,7 @@ from etag.core.work import Batch, DataPass
 from etag.data.batches import ImageBatches
 from etag.data.preprocess import Preprocess
 from etag.models.classifier import Classifier
-from etag.models.solver import Features
+from etag.models.solver import FeatureCollector
 
 BATCH = 512
 
@@ -49,7 +49,7 @@ def predictions_pass(
 
 def features_pass(images: ImageSet, classifier: Classifier, preprocess: Preprocess, placement: Placement) -> DataPass:
     """A pass that collects the features of test images."""
-    return DataPass("features", Features(classifier.backbone), _test_batches(images, preprocess, placement))
+    return DataPass("features", FeatureCollector(classifier.backbone), _test_batches(images, preprocess, placement))
 
 
 def _test_batches(images: ImageSet, preprocess: Preprocess, placement: Placement) -> ImageBatches:
@@ -60,7 +60,7 @@ def _test_batches(images: ImageSet, preprocess: Preprocess, placement: Placement
 def evaluate(found: dict[str, Tensor], tasks: Sequence[Task]) -> Evaluation:
     """Accuracies and confusion matrix from the predictions for the test images of `tasks`, task by task."""
     label, prediction, within = (found[name].cpu() for name in ("label", "prediction", "within"))
-    classes = tasks[-1].seen
+    classes = tasks[-1].num_seen
     of_task = torch.split(torch.arange(len(label)), [len(task.test) for task in tasks])
     # a prediction beyond the seen classes (only a fixed head can make one) is wrong, and in no column
     known = prediction < classes

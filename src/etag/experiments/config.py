@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from etag.core.errors import EtagError
 from etag.core.options import Options, RuntimeOptions, merge
 from etag.data.source import SOURCES, DataOptions
-from etag.experiments import plugins, recipes, yaml
+from etag.experiments import plugins, recipes, yaml_files
 from etag.learner.callbacks import check_callbacks
 from etag.learner.config import LearnerConfig
 from etag.methods.registry import METHODS
@@ -57,7 +57,7 @@ def resolve(
     per_method = _mapping(content.pop("methods", None), "methods")
     method = _mapping(content.pop("method", None), "method")
     name = merge(method, asked.get("method", {})).get("name", "etag")
-    for section, method_preset in METHODS[name].layers:
+    for section, method_preset in METHODS[name].recipe_sections:
         content = merge(content, {"method": method_preset})
         content = merge(content, _mapping(per_method.get(section), f"methods.{section}"))
     content = merge(content, {"method": method | {"name": name}})
@@ -105,7 +105,7 @@ def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise EtagError(f"--set takes KEY=VALUE, such as train.epochs=5, but was given '{text}'.")
-    return key.strip(), yaml.parse(value, f"--set {key}")
+    return key.strip(), yaml_files.parse(value, f"--set {key}")
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -78,16 +78,16 @@ def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
     method = create_method(
         config, runtime.placement, preprocess, channels=scenario.channels, classes=len(scenario.classes)
     )
-    method.check(scenario.classes_per_task)
-    for task, images in zip(scenario, scenario.images_given(method.info.all_data), strict=True):
+    method.check(scenario.new_classes_per_task)
+    for task, images in zip(scenario, scenario.training_images(method.info.all_data), strict=True):
         # later tasks cost what the second does, image by image
         if task.index < 2 and len(found.costs) == task.index:
-            found.costs.append(_costs(runtime, method, scenario.given(task, method.info.all_data)))
+            found.costs.append(_costs(runtime, method, scenario.training_task(task, method.info.all_data)))
         costs = found.costs[min(task.index, 1)]
         found.seconds.append(sum(cost.seconds(images) for cost in costs))
         found.operations += sum(cost.operations(images) for cost in costs)
         found.data_bytes = max(found.data_bytes, images * scenario.channels * scenario.size**2)
-    method.rebuild(scenario.classes_per_task)
+    method.build_after(scenario.new_classes_per_task)
     found.parameters = parameter_counts(method)
     # weights, gradients, Adam's two averages, and the frozen copies, four bytes each
     found.network_bytes = 4 * 5 * sum(found.parameters.values())

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 from etag.core.errors import EtagError
 from etag.core.options import Options, dotted, file_error
 from etag.data.source import Seed
-from etag.experiments import recipes, yaml
+from etag.experiments import recipes, yaml_files
 from etag.experiments.config import RunConfig, resolve
 
 Score = Callable[[str], float | None]  # the accuracy of the run with this name; None while it is not done
@@ -83,7 +83,7 @@ class Grid:
     def load(cls, name: str, plugins: Sequence[str] = ()) -> "Grid":
         """Read a grid by name or path, or as it was before `etag bench` added to it; every run loads `plugins`."""
         path = recipes.grid_file(name)
-        content = yaml.read(path)
+        content = yaml_files.read(path)
         text, added, _ = path.read_text().partition(ADDED)
         own_name = _name(content.pop("bench", None), path.stem) if added else path.stem
         text = _appendable(text, content)
@@ -105,7 +105,7 @@ class Grid:
     def recorded(self, command: str, runs: Sequence[PlannedRun]) -> str:
         """The grid's file for its results: its own text, then the key `bench` with name, command and planned runs."""
         added = {"name": self.name, "command": command, "runs": [run.name for run in runs]}
-        return f"{self.text.rstrip()}\n{ADDED}{yaml.write({'bench': added})}"
+        return f"{self.text.rstrip()}\n{ADDED}{yaml_files.write({'bench': added})}"
 
     def all_runs(self) -> list[PlannedRun]:
         """Every run, also those whose configuration depends on a search: they have the values tried first."""
@@ -132,11 +132,11 @@ def _name(added: Any, default: str) -> str:
 def _appendable(text: str, content: dict[str, Any]) -> str:
     """The text if a key can be written after its end, else the same content written anew, without comments."""
     try:
-        if yaml.parse(f"{text.rstrip()}\nbench: {{}}", "") == content | {"bench": {}}:
+        if yaml_files.parse(f"{text.rstrip()}\nbench: {{}}", "") == content | {"bench": {}}:
             return text
     except EtagError:
         pass
-    return yaml.write(content)
+    return yaml_files.write(content)
 
 
 def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:
@@ -157,7 +157,7 @@ def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:
 
 def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[PlannedRun, dict[str, Any]]]:
     """The runs that try values, each with its values."""
-    base_task = {"data.first": search.classes, "data.held_out": search.held_out}
+    base_task = {"data.first_classes": search.classes, "data.held_out": search.held_out}
     for values in product(*search.over.values()):
         tried = dict(zip(search.over, values, strict=True))
         variant = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in tried.items())
@@ -180,5 +180,5 @@ def _planned(
     label = f"{prefix}{config.split}/{method}" + (f"-{variant}" if variant else "")
     words = ["etag", "run", block.recipe, *(["--preset", block.preset] if block.preset else [])]
     words += ["--method", method, *(["--split", split] if split else []), "--seed", str(seed)]
-    words += [word for key, value in settings.items() for word in ("--set", f"{key}={yaml.inline(value)}")]
+    words += [word for key, value in settings.items() for word in ("--set", f"{key}={yaml_files.inline(value)}")]
     return PlannedRun(f"{label}-seed{seed}", label, config, shlex.join(words))

@@ -11,7 +11,7 @@ from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 import torch
 
 from etag.core.files import write_atomically
-from etag.experiments import yaml
+from etag.experiments import yaml_files
 from etag.experiments.grid import PlannedRun
 
 STOP_SECONDS = 60.0  # that a run has to reach its next checkpoint
@@ -31,7 +31,7 @@ class LocalJob:
         self.devices = devices
         out.parent.mkdir(parents=True, exist_ok=True)
         recipe, self._log = out.with_name(f"{out.name}.yaml"), out.with_name(f"{out.name}.log")
-        write_atomically(recipe, yaml.write(run.config.plain()))
+        write_atomically(recipe, yaml_files.write(run.config.plain()))
         env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {})
         command = [sys.executable, "-m", "etag.cli", "run", str(recipe), "--out", str(out)]
         command += [word for file in run.config.plugins for word in ("--plugin", file)]

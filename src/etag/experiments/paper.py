@@ -6,17 +6,17 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from etag.experiments import yaml
+from etag.experiments import yaml_files
 
 FILE = Path(__file__).with_name("paper.yaml")
 DATA_SETS, TASKS = ("cifar100", "imagenet-sub"), (5, 10, 25)
 
 
-class _Printed(BaseModel):
+class _Published(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Accuracy(_Printed):
+class Accuracy(_Published):
     """An average incremental accuracy, in percent."""
 
     A: float
@@ -30,7 +30,7 @@ class Result(Accuracy):
     F_std: float | None = None
 
 
-class DoubtfulValue(_Printed):
+class DoubtfulValue(_Published):
     """A number of Table 1 that is printed but cannot be right."""
 
     column: str
@@ -39,7 +39,7 @@ class DoubtfulValue(_Printed):
     note: str
 
 
-class Ablation(_Printed):
+class Ablation(_Published):
     """A column of Table 2: the components of a method, and its accuracy in percent."""
 
     GE: Literal["none", "S", "N", "T"]
@@ -49,14 +49,14 @@ class Ablation(_Printed):
     A: float
 
 
-class Seconds(_Printed):
+class Seconds(_Published):
     """A column of the table of times, in seconds."""
 
     train: float
     test: float
 
 
-class Paper(_Printed):
+class Paper(_Published):
     """All tables of the paper; methods have our names and the paper's order."""
 
     table1: dict[str, dict[str, Result]]
@@ -78,9 +78,9 @@ class Paper(_Printed):
 
 
 @cache
-def printed() -> Paper:
+def published() -> Paper:
     """The content of paper.yaml."""
-    return Paper.model_validate(yaml.read(FILE))
+    return Paper.model_validate(yaml_files.read(FILE))
 
 
 def column_of(data: str, split: str) -> str | None:

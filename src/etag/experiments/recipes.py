@@ -5,7 +5,7 @@ from typing import Any
 
 from etag.core.errors import EtagError, unknown_name
 from etag.core.options import merge
-from etag.experiments import yaml
+from etag.experiments import yaml_files
 
 
 def folder() -> Path:
@@ -51,7 +51,7 @@ def default_for(source: str) -> dict[str, Any]:
 
 def summary(path: Path) -> str:
     """The description in a recipe's or grid's key `summary`; empty without one."""
-    return str(yaml.read(path).get("summary", ""))
+    return str(yaml_files.read(path).get("summary", ""))
 
 
 def _files(kind: str) -> list[Path]:
@@ -72,7 +72,7 @@ def _find(kind: str, name: str, known: dict[str, Path]) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     """A recipe's content, laid over that of the recipes it extends."""
-    content = yaml.read(path)
+    content = yaml_files.read(path)
     content.pop("summary", None)
     merged: dict[str, Any] = {}
     extended = content.pop("extends", [])

@@ -28,8 +28,8 @@ from etag.experiments.config import RunConfig
 from etag.experiments.run_directory import RunDirectory
 from etag.learner.callbacks import closing_all, create_callbacks
 from etag.learner.config import LearnerConfig, create_method, parameter_counts
-from etag.learner.learner import Learner, LessonPlan
-from etag.learner.model_directory import About, Lesson
+from etag.learner.learner import Learner, LearnOptions
+from etag.learner.model_directory import Lesson, ModelInfo
 from etag.learner.stopping import Stop
 from etag.methods.abilities import GeneratesImages
 from etag.methods.base import AnyMethod
@@ -72,18 +72,20 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
         _learn(runtime, config, directory, method, about, scenario, console)
 
 
-def _new(runtime: Runtime, config: RunConfig, scenario: Scenario, preprocess: Preprocess) -> tuple[AnyMethod, About]:
+def _new(
+    runtime: Runtime, config: RunConfig, scenario: Scenario, preprocess: Preprocess
+) -> tuple[AnyMethod, ModelInfo]:
     """An untrained method for a scenario, and what its model directory starts with."""
     classes, channels = len(scenario.classes), scenario.channels
     method = create_method(config, runtime.placement, preprocess, channels=channels, classes=classes)
-    method.check(scenario.classes_per_task)
+    method.check(scenario.new_classes_per_task)
     learner = LearnerConfig.from_plain(config.plain())
-    return method, About(learner.plain(), preprocess, channels, expected_classes=classes)
+    return method, ModelInfo(learner.plain(), preprocess, channels, expected_classes=classes)
 
 
-def _resumed(runtime: Runtime, directory: RunDirectory) -> tuple[AnyMethod, About]:
+def _resumed(runtime: Runtime, directory: RunDirectory) -> tuple[AnyMethod, ModelInfo]:
     try:
-        return directory.model.load_learner(runtime.placement)
+        return directory.model.load_method(runtime.placement)
     except EtagError as error:
         raise EtagError(f"'{directory.path}' cannot be resumed: {error} Start again with --restart.") from error
 
@@ -93,17 +95,17 @@ def _learn(
     config: RunConfig,
     directory: RunDirectory,
     method: AnyMethod,
-    about: About,
+    about: ModelInfo,
     scenario: Scenario,
     console: Console,
 ) -> None:
     """Learn the tasks that are left, then write the metrics."""
-    say, stop = partial(console.print, markup=False, soft_wrap=True), Stop(runtime.highest)
+    say, stop = partial(console.print, markup=False, soft_wrap=True), Stop(runtime.max_over_processes)
     if about.history:
         say(f"{len(about.history)} of {len(scenario)} tasks are learned already; resuming.")
     for name, remark in method.remarks().items():
         say(f"{name}: {remark}.")
-    images = scenario.images_given(method.info.all_data)
+    images = scenario.training_images(method.info.all_data)
     title = f"{config.method.name} on {config.data.name} {config.split}"
     callbacks: list[Callback] = []
     if runtime.leader:
@@ -112,8 +114,8 @@ def _learn(
     with closing_all(callbacks), stop.on_signals(say):
         learner = Learner(method, runtime, directory.model, about, callbacks, stop=stop, say=say)
         for task in scenario.tasks[len(about.history) :]:
-            plan = LessonPlan(
-                names=scenario.classes[task.old : task.seen],
+            plan = LearnOptions(
+                names=scenario.classes[task.num_old : task.num_seen],
                 runtime=config.runtime,
                 evaluated=scenario.tasks[: task.index + 1],
                 pinned=task is scenario.tasks[-1],
@@ -122,13 +124,13 @@ def _learn(
                     _save_artifacts, directory=directory, config=config, task=task, scenario=scenario
                 ),
             )
-            learner.learn(scenario.given(task, method.info.all_data), plan)
+            learner.learn(scenario.training_task(task, method.info.all_data), plan)
             console.print(progress_line(learner.about.history, scenario))
     if runtime.leader:
         history = learner.about.history
         metrics = run_metrics(history, scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
         directory.model.drop_versions()  # a process killed after its last save has not come to this
-        directory.model.clear_work()
+        directory.model.clear_unfinished()
         directory.finish(metrics)
 
 
@@ -161,9 +163,9 @@ def _evaluations(history: Sequence[Lesson]) -> list[Evaluation]:
 
 def progress_line(history: Sequence[Lesson], scenario: Scenario) -> str:
     """The last task in a few words."""
-    number, classes = len(history), scenario.classes_per_task
+    number, classes = len(history), scenario.new_classes_per_task
     matrix = [evaluation.accuracies for evaluation in _evaluations(history)]
-    accuracy = step_accuracies(matrix, scenario.classes_in_task, weighted=True)[-1]
+    accuracy = step_accuracies(matrix, scenario.classes_present_per_task, weighted=True)[-1]
     return (
         f"task {number}/{len(scenario)}: {sum(classes[:number])} classes, accuracy {accuracy:.1%} over all of "
         f"them, {history[-1].seconds:.1f} s"
@@ -172,14 +174,14 @@ def progress_line(history: Sequence[Lesson], scenario: Scenario) -> str:
 
 def run_metrics(history: Sequence[Lesson], scenario: Scenario) -> dict[str, Any]:
     """All measurements of a run. Matrices are square, with null where a task was not learned yet."""
-    classes, evaluations = scenario.classes_in_task, _evaluations(history)
+    classes, evaluations = scenario.classes_present_per_task, _evaluations(history)
     matrix = [evaluation.accuracies for evaluation in evaluations]
     return summary(matrix, classes) | {
         "accuracy_matrix": _square(matrix),
         "task_aware_matrix": _square([evaluation.task_aware for evaluation in evaluations]),
         "step_accuracy_weighted": step_accuracies(matrix, classes, weighted=True),
         "step_accuracy_plain": step_accuracies(matrix, classes, weighted=False),
-        "classes_per_task": scenario.classes_per_task,
+        "classes_per_task": scenario.new_classes_per_task,
         "classes_in_task": classes,
         "class_names": list(scenario.classes),
         "confusion": evaluations[-1].confusion,

@@ -16,7 +16,7 @@ from torch.nn import functional
 from etag.core.errors import EtagError
 from etag.core.files import is_partial, locked, write_atomically
 from etag.core.options import dotted
-from etag.experiments import yaml
+from etag.experiments import yaml_files
 from etag.experiments.config import RunConfig
 from etag.learner.model_directory import ModelDirectory
 
@@ -58,7 +58,7 @@ class RunDirectory:
                 return
             for path in self._content():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        write_atomically(self.config, yaml.write(config.plain()))
+        write_atomically(self.config, yaml_files.write(config.plain()))
         self.versions.mkdir()
 
     def finished(self, config: RunConfig) -> bool:
@@ -72,7 +72,7 @@ class RunDirectory:
         """Raise an error if it holds a run of another configuration."""
         if not self.config.is_file():
             return
-        there, asked = dotted(yaml.read(self.config)), dotted(config.plain())
+        there, asked = dotted(yaml_files.read(self.config)), dotted(config.plain())
         differences = [
             f"{key} is {there.get(key)!r} there and {asked.get(key)!r} here"
             for key in sorted(there.keys() | asked.keys())

@@ -33,40 +33,42 @@ class TaskCheckpointer:
         *,
         every: float,
         every_steps: int | None,
-        writes: bool,
+        is_writer: bool,
         stop: Stop,
         say: Callable[[str], None],
     ) -> None:
         self._folder, self._method, self._task = folder, method, task
         self._files = TensorFiles(folder)
         self._every, self._every_steps = every, every_steps
-        self._writes, self._stop, self._say = writes, stop, say
+        self._is_writer, self._stop, self._say = is_writer, stop, say
         found = self._newest()
         self._found: dict[str, Any] | None = found
         self._serial: int = found["serial"] if found else 0
         self._results: list[str | None] = list(found["results"]) if found else []
-        self.logged: dict[str, int | None] = dict(found["logged"]) if found else {}  # steps by phase; None: all
-        self._before: float = found["seconds"] if found else 0.0
+        self.saved_steps: dict[str, int | None] = dict(found["logged"]) if found else {}  # steps by phase; None: all
+        self._seconds_before: float = found["seconds"] if found else 0.0
         self._began = self._saved = time.perf_counter()
         self._saved_step = 0  # of the current phase
-        self.last = self.where or "its beginning"  # where the newest checkpoint is, for messages
+        self.newest = self.resumed_at or "its beginning"  # where the newest checkpoint is, for messages
 
     @property
     def seconds(self) -> float:
         """Time spent on the task, including the time before an interruption."""
-        return self._before + time.perf_counter() - self._began
+        return self._seconds_before + time.perf_counter() - self._began
 
     @property
-    def where(self) -> str | None:
+    def resumed_at(self) -> str | None:
         """Where the task was interrupted, for messages; None if it starts from its beginning."""
         return None if self._found is None else self._describe(self._found["phase"])
 
     def _describe(self, phase: str | None) -> str:
-        return f"step {self.logged[phase]} of phase '{phase}'" if phase else f"the end of phase {len(self._results)}"
+        return (
+            f"step {self.saved_steps[phase]} of phase '{phase}'" if phase else f"the end of phase {len(self._results)}"
+        )
 
     # -- called by the engine ----------------------------------------------------------------------------------------
 
-    def done(self, number: int) -> bool:
+    def skip_finished(self, number: int) -> bool:
         """Whether a phase or pass was finished; asking for the last finished one restores the method."""
         if self._found is None or number >= len(self._found["results"]):
             return False
@@ -93,24 +95,24 @@ class TaskCheckpointer:
         """Whether the last checkpoint is old enough, or the learner was asked to stop."""
         old = time.perf_counter() - self._saved >= self._every
         old |= self._every_steps is not None and step - self._saved_step >= self._every_steps
-        return bool(self._stop.highest(self._stop.number or old))
+        return bool(self._stop.max_over_processes(self._stop.signal_number or old))
 
     def save(self, name: str, state: dict[str, Tensor]) -> None:
         """Save the state within a phase."""
-        self.logged[name] = self._saved_step = int(state["step"])
+        self.saved_steps[name] = self._saved_step = int(state["step"])
         self._write(name, state)
         self._stop.check()
 
     def finish(self, name: str, result: dict[str, Tensor]) -> None:
         """Save the state after a phase or pass."""
-        self._results.append(self._files.write(result) if result and self._writes else None)
-        self.logged[name], self._saved_step = None, 0
+        self._results.append(self._files.write(result) if result and self._is_writer else None)
+        self.saved_steps[name], self._saved_step = None, 0
         self._write(None, {})
         self._stop.check()
 
     def clear(self) -> None:
         """Delete the checkpoints: the task is finished and saved elsewhere."""
-        if self._writes:
+        if self._is_writer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- files -------------------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ class TaskCheckpointer:
     def _write(self, phase: str | None, state: dict[str, Tensor]) -> None:
         self._check_finite()
         self._saved = time.perf_counter()
-        if not self._writes:
+        if not self._is_writer:
             return
         parts = {role: self._files.write(part.state_dict()) for role, part in self._method.parts.items()}
         if state:
@@ -130,14 +132,14 @@ class TaskCheckpointer:
             "task_sizes": self._method.task_sizes,
             "results": self._results,
             "phase": phase,
-            "logged": self.logged,
+            "logged": self.saved_steps,
             "seconds": self.seconds,
             "parts": parts,
         }
         text = json.dumps(content)
         sealed = json.dumps({"checksum": checksum(text.encode()), "content": text})
         write_atomically(self._manifest(self._serial), sealed)
-        self.last = self._describe(phase)
+        self.newest = self._describe(phase)
         self._remove_unused()
 
     def _check_finite(self) -> None:

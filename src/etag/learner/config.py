@@ -11,7 +11,7 @@ from etag.methods.base import AnyMethod, Context, MethodOptions
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 
-OPEN_END = 2**31  # classes in all, where nobody knows how many will come
+UNKNOWN_COUNT = 2**31  # classes in all, where nobody knows how many will come
 
 
 class LearnerConfig(Options):
@@ -38,7 +38,7 @@ class LearnerConfig(Options):
 
 
 def create_method(
-    config: LearnerConfig, placement: Placement, preprocess: Preprocess, *, channels: int, classes: int = OPEN_END
+    config: LearnerConfig, placement: Placement, preprocess: Preprocess, *, channels: int, classes: int = UNKNOWN_COUNT
 ) -> AnyMethod:
     """An untrained method before its first task."""
     context = Context(

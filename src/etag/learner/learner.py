@@ -16,13 +16,13 @@ from etag.engine.runtime import Runtime
 from etag.evaluation.evaluate import evaluate, predictions_pass
 from etag.learner.calibration import Calibration, calibrate
 from etag.learner.checkpoints import TaskCheckpointer
-from etag.learner.model_directory import About, Lesson, ModelDirectory, Name
+from etag.learner.model_directory import Lesson, ModelDirectory, ModelInfo, Name
 from etag.learner.stopping import Stop
 from etag.methods.abilities import CanUpdate
 from etag.methods.base import AnyMethod
 
 
-def silent(_: str) -> None:
+def print_nothing(_: str) -> None:
     """Print nothing."""
 
 
@@ -36,31 +36,31 @@ class Learner:
         method: AnyMethod,
         runtime: Runtime,
         directory: ModelDirectory | None = None,
-        about: About | None = None,
+        about: ModelInfo | None = None,
         callbacks: Sequence[Callback] = (),
         *,
         stop: Stop | None = None,
-        say: Callable[[str], None] = silent,
+        say: Callable[[str], None] = print_nothing,
         engine: Engine | None = None,
     ) -> None:
         self.method, self.runtime, self.directory = method, runtime, directory
         self.callbacks = callbacks if runtime.leader else ()
-        self.stop, self._say = stop or Stop(runtime.highest), say
+        self.stop, self._say = stop or Stop(runtime.max_over_processes), say
         self.engine = engine or Engine(runtime, self.callbacks, self.stop.check)
-        self.about = about or About({}, method.context.preprocess, method.context.channels)
+        self.about = about or ModelInfo({}, method.context.preprocess, method.context.channels)
         self.calibration: Calibration | None = None  # of the last lesson that was calibrated
 
     # -- one task --------------------------------------------------------------------------------------------------
 
-    def learn(self, task: Task, lesson: "LessonPlan") -> Evaluation:
+    def learn(self, task: Task, lesson: "LearnOptions") -> Evaluation:
         """Learn a task and save the model; returns its evaluation. An interrupted task is resumed."""
         start, checkpointer = time.perf_counter(), self.checkpointer(task, lesson)
         for callback in self.callbacks:
-            callback.on_task_begin(task, {} if checkpointer is None else checkpointer.logged)
+            callback.on_task_begin(task, {} if checkpointer is None else checkpointer.saved_steps)
         try:
             self.train(task, checkpointer, update=len(self.about.history) if lesson.update else None)
         except Diverged as error:
-            where = "" if checkpointer is None else f" The last good checkpoint is at {checkpointer.last}."
+            where = "" if checkpointer is None else f" The last good checkpoint is at {checkpointer.newest}."
             raise EtagError(f"task {task.index + 1}: {error}{where}") from error
         seconds = time.perf_counter() - start if checkpointer is None else checkpointer.seconds
         evaluation, test_seconds = self._evaluate(task, lesson)
@@ -89,30 +89,30 @@ class Learner:
             )
         return self.method.update(task, number)
 
-    def checkpointer(self, task: Task, lesson: "LessonPlan") -> TaskCheckpointer | None:
+    def checkpointer(self, task: Task, lesson: "LearnOptions") -> TaskCheckpointer | None:
         """The checkpoints of a task; None without a directory. Every process must call it."""
         if self.directory is None:
             return None
         if self.runtime.leader:
-            self.directory.begin_work([self.about.config, task.index, lesson.fingerprint])
+            self.directory.begin_unfinished([self.about.config, task.index, lesson.fingerprint])
         self.runtime.fabric.barrier()  # the folder is ready
         options = lesson.runtime
         found = TaskCheckpointer(
-            self.directory.work / "checkpoints",
+            self.directory.unfinished / "checkpoints",
             self.method,
             task.index,
-            every=options.checkpoint_every,
+            every=options.checkpoint_seconds,
             every_steps=options.checkpoint_steps,
-            writes=self.runtime.leader,
+            is_writer=self.runtime.leader,
             stop=self.stop,
             say=self._say,
         )
         self.runtime.fabric.barrier()  # everybody has read it
-        if found.where:
-            self._say(f"resuming task {task.index + 1} at {found.where}.")
+        if found.resumed_at:
+            self._say(f"resuming task {task.index + 1} at {found.resumed_at}.")
         return found
 
-    def _evaluate(self, task: Task, lesson: "LessonPlan") -> tuple[Evaluation, float]:
+    def _evaluate(self, task: Task, lesson: "LearnOptions") -> tuple[Evaluation, float]:
         """Evaluate on the test images of the lesson's tasks, and calibrate if the lesson asks for it."""
         start, context = time.perf_counter(), self.method.context
         tasks = lesson.evaluated or (task,)
@@ -129,11 +129,11 @@ class Learner:
         )
         evaluation = evaluate(found, tasks)
         if lesson.calibrate:
-            self.calibration = calibrate(self.method, found["scores"], found["label"], task.old)
+            self.calibration = calibrate(self.method, found["scores"], found["label"], task.num_old)
         return evaluation, time.perf_counter() - start
 
     def _save(
-        self, task: Task, plan: "LessonPlan", evaluation: Evaluation, seconds: float, test_seconds: float
+        self, task: Task, plan: "LearnOptions", evaluation: Evaluation, seconds: float, test_seconds: float
     ) -> None:
         lesson = Lesson(
             kind="update" if plan.update else "learn",
@@ -156,7 +156,7 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class LessonPlan:
+class LearnOptions:
     """How a task is learned, evaluated and saved."""
 
     names: tuple[Name, ...]  # of the task's new classes (of the known ones, for an update)

@@ -27,7 +27,7 @@ from etag.core.evaluation import Evaluation
 from etag.core.files import checksum, locked, write_atomically
 from etag.core.random import CPU, Placement
 from etag.data.preprocess import Preprocess
-from etag.learner.config import OPEN_END, LearnerConfig, create_method
+from etag.learner.config import UNKNOWN_COUNT, LearnerConfig, create_method
 from etag.learner.tensors import UNREADABLE, TensorFiles
 from etag.methods.base import AnyMethod
 from etag.models.classifier import Classifier
@@ -67,7 +67,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class About:
+class ModelInfo:
     """Everything about a version except its tensors."""
 
     config: dict[str, Any]  # of the learner, as JSON values: validated only when it learns
@@ -105,12 +105,12 @@ class About:
         return values
 
     @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> "About":
+    def from_plain(cls, values: dict[str, Any]) -> "ModelInfo":
         """From JSON values, of which others than its own are ignored; a ValueError names what is wrong."""
         return _ABOUT.validate_python({name: values[name] for name in cls.__dataclass_fields__})
 
 
-_ABOUT = TypeAdapter(About)
+_ABOUT = TypeAdapter(ModelInfo)
 
 
 class ModelDirectory:
@@ -120,7 +120,7 @@ class ModelDirectory:
         self.path = Path(path)
         self._current, self._versions = self.path / "current", self.path / "versions"
         self._tensors = TensorFiles(self.path / "tensors")
-        self.work = self.path / "work"  # of a task that is being learned
+        self.unfinished = self.path / "unfinished"  # of a task that is being learned
 
     def exists(self) -> bool:
         """Whether there is a version to predict with."""
@@ -137,25 +137,25 @@ class ModelDirectory:
                 self._versions.mkdir(exist_ok=True)
                 yield
         finally:
-            if not existed and not self.exists() and not self.work.exists():
+            if not existed and not self.exists() and not self.unfinished.exists():
                 shutil.rmtree(self.path, ignore_errors=True)  # nothing was learned
 
     # -- the task that is being learned ------------------------------------------------------------------------------
 
-    def begin_work(self, description: Any) -> Path:
+    def begin_unfinished(self, description: Any) -> Path:
         """The folder for checkpoints of a task; checkpoints of a task with another description are deleted."""
         version = self.version if self.exists() else 0
         mark = checksum(json.dumps([version, description], sort_keys=True).encode())
-        file = self.work / "task"
+        file = self.unfinished / "task"
         if not file.is_file() or file.read_text() != mark:
-            self.clear_work()
-            self.work.mkdir(parents=True)
+            self.clear_unfinished()
+            self.unfinished.mkdir(parents=True)
             write_atomically(file, mark)
-        return self.work / "checkpoints"
+        return self.unfinished / "checkpoints"
 
-    def clear_work(self) -> None:
+    def clear_unfinished(self) -> None:
         """Delete the checkpoints of an unfinished task."""
-        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.rmtree(self.unfinished, ignore_errors=True)
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class ModelDirectory:
         """The versions that are never removed."""
         return [number for number in self.versions if self._content(number)["pinned"]]
 
-    def save(self, method: AnyMethod, about: About, keep: int = VERSIONS) -> int:
+    def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
         """Add a version and make it current; returns its number. Versions beyond `keep` and checkpoints go."""
         if about.pinned:  # a run has one result: what a killed process saved but did not put in force goes
             for number in self.pinned_versions:
@@ -187,7 +187,7 @@ class ModelDirectory:
         number = max([0, *self.versions]) + 1
         classifier = method.classifier()
         classifier.temperature = about.temperature
-        parts = {"backbone": classifier.backbone.state_dict(), "answer": classifier.answer.state_dict()}
+        parts = {"backbone": classifier.backbone.state_dict(), "rule": classifier.rule.state_dict()}
         content = about.plain() | {
             "format": FORMAT,
             "parent": self.version if self.exists() else None,
@@ -206,7 +206,7 @@ class ModelDirectory:
         os.replace(aside, self._versions / str(number))
         write_atomically(self._current, str(number))
         self.drop_versions(keep)
-        self.clear_work()
+        self.clear_unfinished()
         return number
 
     def rollback(self) -> int:
@@ -216,7 +216,7 @@ class ModelDirectory:
             if parent is None or parent not in self.versions:
                 raise EtagError(f"'{self.path}' has no version before {self.version} to return to.")
             write_atomically(self._current, str(parent))
-            self.clear_work()  # it continued from the version that is given up
+            self.clear_unfinished()  # it continued from the version that is given up
             return parent
 
     def drop_versions(self, keep: int = 1) -> None:
@@ -244,33 +244,33 @@ class ModelDirectory:
 
     # -- reading the version in force --------------------------------------------------------------------------------
 
-    def about(self) -> About:
+    def about(self) -> ModelInfo:
         """Everything about the version in force except its tensors."""
         content = self._content(self.version)
         with self._readable():
-            return About.from_plain(content)
+            return ModelInfo.from_plain(content)
 
-    def load_classifier(self, device: torch.device = CPU) -> tuple[Classifier, About]:
+    def load_classifier(self, device: torch.device = CPU) -> tuple[Classifier, ModelInfo]:
         """What predicts, in evaluation mode. No method is built, nothing of the learner is read."""
         content = self._content(self.version)
         with self._readable():
             classifier = Classifier.empty(content["structure"])
             self._fill_classifier(classifier, content["tensors"]["classifier"])
-            return classifier.to(device).requires_grad_(False).eval(), About.from_plain(content)
+            return classifier.to(device).requires_grad_(False).eval(), ModelInfo.from_plain(content)
 
-    def load_learner(self, placement: Placement | None = None) -> tuple[AnyMethod, About]:
+    def load_method(self, placement: Placement | None = None) -> tuple[AnyMethod, ModelInfo]:
         """The method as it was after its last lesson, ready to learn more."""
         content = self._content(self.version)
         with self._readable():
-            about = About.from_plain(content)
+            about = ModelInfo.from_plain(content)
             method = create_method(
                 about.learner_config(),
                 placement or Placement(),
                 about.preprocess,
                 channels=about.channels,
-                classes=about.expected_classes or OPEN_END,
+                classes=about.expected_classes or UNKNOWN_COUNT,
             )
-            method.rebuild(about.task_sizes)
+            method.build_after(about.task_sizes)
             self._fill(method, content["tensors"])
         return method, about
 
@@ -293,7 +293,7 @@ class ModelDirectory:
 
     def _fill_classifier(self, classifier: Classifier, names: dict[str, str]) -> None:
         classifier.backbone.load_state_dict(self._tensors.read(names["backbone"]))
-        classifier.answer.load_state_dict(self._tensors.read(names["answer"]))
+        classifier.rule.load_state_dict(self._tensors.read(names["rule"]))
 
     def sizes(self) -> dict[str, int]:
         """Bytes on disk of the version in force: what predicts, and what learning needs besides."""

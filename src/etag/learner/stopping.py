@@ -20,12 +20,12 @@ class Stop:
     it is enough that one of them is asked: `highest` returns the highest number that any process passes to it, so that
     all stop at the same place."""
 
-    def __init__(self, highest: Callable[[int], int] = int) -> None:
-        self.number, self.highest = 0, highest
+    def __init__(self, max_over_processes: Callable[[int], int] = int) -> None:
+        self.signal_number, self.max_over_processes = 0, max_over_processes
 
     def request(self) -> None:
         """Ask the learner to save and stop; may be called from any thread."""
-        self.number = self.number or signal.SIGTERM
+        self.signal_number = self.signal_number or signal.SIGTERM
 
     @contextmanager
     def on_signals(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -36,9 +36,9 @@ class Stop:
             return
 
         def handle(number: int, _: FrameType | None) -> None:
-            if self.number:
+            if self.signal_number:
                 raise Interrupted(number)
-            self.number = number
+            self.signal_number = number
             say("stopping as soon as the progress is saved; press Ctrl-C again to stop at once.")
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -50,5 +50,5 @@ class Stop:
 
     def check(self) -> None:
         """Raise `Interrupted` if the learner was asked to stop. Every process must call it at the same place."""
-        if number := self.highest(self.number):
+        if number := self.max_over_processes(self.signal_number):
             raise Interrupted(number)

@@ -9,12 +9,12 @@ from torch.nn import functional
 BLUR = math.sqrt(2)  # standard deviation in pixels: the release's kernel is exp(-(x / 2)^2)
 
 
-def confidence(logits: Tensor, tau: float) -> Tensor:
+def confidence_loss(logits: Tensor, tau: float) -> Tensor:
     """Return the cross-entropy at temperature tau with the most likely class as the label."""
     return functional.cross_entropy(logits / tau, logits.argmax(1))
 
 
-def class_balance(logits: Tensor) -> Tensor:
+def class_imbalance(logits: Tensor) -> Tensor:
     """Return how unevenly a batch is spread over K classes: 1 + sum p log p / log K, where p is the mean softmax. It is
     0 when all classes have an equal share and 1 when one class has all."""
     classes = logits.shape[1]

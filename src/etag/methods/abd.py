@@ -17,10 +17,10 @@ from etag.core.options import Options, Schedule
 from etag.core.outputs import Need, require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, OptimizerState, ParameterGroup, Phase, Plan, Step, Term, Terms
+from etag.core.work import Batch, OptimizerState, ParameterGroup, Phase, Plan, StepData, Term, Terms
 from etag.data.batches import CodeBatches
 from etag.losses.classification import weighted_cross_entropy
-from etag.losses.inversion import class_balance, confidence, smoothness_penalty, statistics_divergence
+from etag.losses.inversion import class_imbalance, confidence_loss, smoothness_penalty, statistics_divergence
 from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.generators import GeneratorTrainOptions
 from etag.methods.parts.images import WithReplay, append
@@ -65,8 +65,8 @@ class InversionObjective(nn.Module):
         logits, layers = self.solver(images)
         logits = logits[:, : self._classes]
         terms = {
-            "confidence": o.confidence * confidence(logits, o.tau),
-            "balance": o.balance * class_balance(logits),
+            "confidence": o.confidence * confidence_loss(logits, o.tau),
+            "balance": o.balance * class_imbalance(logits),
             "smoothness": o.smoothness * smoothness_penalty(images),
         }
         if layers:
@@ -102,7 +102,7 @@ class ABD(Method[AbdOptions]):
         """Store the generator and its optimizer state beside the solver."""
         super().build(stream)
         c, latent = self.context, self.options.generator.latent
-        self.images = build(lambda: ImageGenerator(c.channels, c.size, latent), stream.generator("generator"))
+        self.images = build(lambda: ImageGenerator(c.channels, c.size, latent), stream.torch_generator("generator"))
         self.optimizer_state = OptimizerState()
         self.parts |= {"generator": self.images, "optimizer_state": self.optimizer_state}
 
@@ -113,36 +113,38 @@ class ABD(Method[AbdOptions]):
             yield replace(phase, batches=WithReplay(phase.batches, partial(self.replayed, task), append))
         else:
             yield self.solver_phase(task, [self.cross_entropy(task)])
-        if task.seen < self.context.classes:
+        if task.num_seen < self.context.classes:
             yield self.inversion(task)
 
     def terms(self, task: Task) -> list[Term]:
         """The terms after the base task; images of new classes are real, those of old classes generated."""
         o, head, teacher = self.options, self.solver.head, require(self.teacher)
-        share = torch.full((task.seen,), 1 - task.old / task.seen, device=self.context.placement.device)
-        share[: task.old] = task.old / task.seen
+        class_weights = torch.full(
+            (task.num_seen,), 1 - task.num_old / task.num_seen, device=self.context.placement.device
+        )
+        class_weights[: task.num_old] = task.num_old / task.num_seen
 
-        def local(step: Step) -> Tensor:
+        def local(step: StepData) -> Tensor:
             """Cross-entropy of new classes among themselves."""
             labels, logits = step.batch.labels, require(step.student.logits)
-            real = labels >= task.old
-            weights = torch.where(real, share[labels], 0.0) * (len(labels) / real.sum())
-            return weighted_cross_entropy(logits, labels.clamp(min=task.old), weights, task.old, task.seen)
+            real = labels >= task.num_old
+            weights = torch.where(real, class_weights[labels], 0.0) * (len(labels) / real.sum())
+            return weighted_cross_entropy(logits, labels.clamp(min=task.num_old), weights, task.num_old, task.num_seen)
 
-        def balanced(step: Step) -> Tensor:
+        def balanced(step: StepData) -> Tensor:
             """Cross-entropy of all classes, for the head alone."""
             labels, logits = step.batch.labels, head(require(step.student.feature).detach())
-            return weighted_cross_entropy(logits, labels, share[labels], 0, task.seen)
+            return weighted_cross_entropy(logits, labels, class_weights[labels], 0, task.num_seen)
 
-        def distilled(step: Step) -> Tensor:
+        def distilled(step: StepData) -> Tensor:
             """Distance of the features as the old head sees them."""
             logits = teacher.network.head(require(step.student.feature))
-            return functional.mse_loss(logits[:, : task.old], require(step.teacher.logits)[:, : task.old])
+            return functional.mse_loss(logits[:, : task.num_old], require(step.teacher.logits)[:, : task.num_old])
 
         return [
-            Term("ce", local, student=Need.LOGITS),
-            Term("head_ce", balanced, student=Need.FEATURE),
-            Term("kd", distilled, o.mu, student=Need.FEATURE, teacher=Need.LOGITS),
+            Term("ce", local, student_need=Need.LOGITS),
+            Term("head_ce", balanced, student_need=Need.FEATURE),
+            Term("kd", distilled, o.mu, student_need=Need.FEATURE, teacher_need=Need.LOGITS),
         ]
 
     def inversion(self, task: Task) -> Phase:
@@ -150,12 +152,12 @@ class ABD(Method[AbdOptions]):
         o, c = self.options.generator, self.context
         training, latent = o.train.for_task(task.index), o.latent
         batches = CodeBatches(training.steps, training.batch_size, latent, self.stream("generator"), c.placement)
-        objective = InversionObjective(self.images, BatchNormRecorder(self.solver), task.seen, o)
+        objective = InversionObjective(self.images, BatchNormRecorder(self.solver), task.num_seen, o)
         group = ParameterGroup(list(self.images.parameters()), optimizer_state=self.optimizer_state)
         return Phase("generator", objective, batches, (group,), training)
 
     @property
-    def skips_last_task(self) -> bool:
+    def final_after_last_task(self) -> bool:
         """The generator is not trained after the last task."""
         return True
 
@@ -164,12 +166,14 @@ class ABD(Method[AbdOptions]):
         """Images of any class: the generator takes no label. None after the last task, when it is not trained."""
         if self.seen == self.context.classes:
             return None
-        noise = torch.randn(rows * columns, self.images.latent, generator=self.stream("generated images").generator())
-        return self.context.preprocess.pixels(self.images.eval()(noise.to(self.context.placement.device)))
+        noise = torch.randn(
+            rows * columns, self.images.latent, generator=self.stream("generated images").torch_generator()
+        )
+        return self.context.preprocess.to_pixels(self.images.eval()(noise.to(self.context.placement.device)))
 
     @torch.no_grad()
     def replayed(self, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
         """As many images as a batch has, and the old solver's labels for them."""
         images = self.images.eval()(batch.draws.normal("replay codes", batch.total, self.images.latent))
         logits = require(require(self.teacher).targets(images, Need.LOGITS).logits)
-        return logits[:, : task.old].argmax(1), images
+        return logits[:, : task.num_old].argmax(1), images

@@ -28,11 +28,11 @@ from etag.methods.parts.fidelity import FidelityOptions
 from etag.methods.parts.generators import FeatureGenerator
 from etag.methods.parts.memory import ExemplarMemory, ExemplarOptions
 from etag.methods.parts.objective import SolverObjective
-from etag.models.answers import AnswerRule, HeadRule, PerTaskRule
 from etag.models.backbone import ModelOptions
 from etag.models.classifier import Classifier
 from etag.models.heads import HeadOptions
-from etag.models.solver import Features, Teacher, build_solver
+from etag.models.prediction import HeadRule, PerTaskRule, PredictionRule
+from etag.models.solver import FeatureCollector, Teacher, build_solver
 from etag.models.weights import WeightsReport, load_weights
 
 # the names of what a method may store from task to task: the keys of `Method.parts`
@@ -51,7 +51,9 @@ ROLES = {
 class MethodOptions(Options):
     """Options of every method."""
 
-    preset: ClassVar[dict[str, Any]] = {}  # defaults that differ from those of the parent class, inside groups too
+    changed_defaults: ClassVar[
+        dict[str, Any]
+    ] = {}  # defaults that differ from those of the parent class, inside groups too
     head_kinds: ClassVar[tuple[str, ...]] = ("linear",)
     head_growths: ClassVar[tuple[str, ...]] = ("growing", "fixed")
     head_per_task: ClassVar[bool] = False  # whether `head.per_task` may be set
@@ -73,7 +75,7 @@ class MethodOptions(Options):
         if values.get("exemplars") and "exemplars" not in cls.model_fields:
             raise ValueError(f"{values.get('name')} stores no exemplars: leave method.exemplars out")
         for parent in cls.__mro__:
-            values = merge(parent.__dict__.get("preset", {}), values)
+            values = merge(parent.__dict__.get("changed_defaults", {}), values)
         return values
 
     @model_validator(mode="after")
@@ -92,7 +94,7 @@ class MethodOptions(Options):
 class PerTaskMethodOptions(MethodOptions):
     """Options of methods whose tasks have one head each, unless `head.per_task` is turned off."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "linear", "per_task": True}}
+    changed_defaults: ClassVar[dict[str, Any]] = {"head": {"kind": "linear", "per_task": True}}
     head_growths: ClassVar[tuple[str, ...]] = ("growing",)
     head_per_task: ClassVar[bool] = True
 
@@ -141,9 +143,11 @@ class Method(ABC, Generic[OptionsT]):
     info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
-    layers: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = ()  # recipe sections that apply to it, with presets
-    is_embedded: ClassVar[bool] = False  # whether it is another method with embedding distillation added
-    has_embedded_variant: ClassVar[bool] = True  # whether `e` + name exists
+    recipe_sections: ClassVar[
+        tuple[tuple[str, dict[str, Any]], ...]
+    ] = ()  # recipe sections that apply to it, with presets
+    is_e_variant: ClassVar[bool] = False  # whether it is another method with embedding distillation added
+    has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
     outputs_per_class: ClassVar[int] = 1  # of the head
     learns_domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
     transforms: ViewTransforms = IDENTITY  # the views that its own terms use
@@ -153,15 +157,15 @@ class Method(ABC, Generic[OptionsT]):
         self.embedding: EmbeddingDistillation | None = None
         if options.embedding is not None:
             self.embedding = EmbeddingDistillation(options.embedding, self.fidelity)
-            self._share_views(self.embedding.transforms)
-        self.rebuild([])
+            self._use_views(self.embedding.transforms)
+        self.build_after([])
 
     @property
     def fidelity(self) -> FidelityOptions:
         """Choices between paper and release; the paper's, where a method has no such options."""
         return FidelityOptions()
 
-    def _share_views(self, transforms: ViewTransforms) -> None:
+    def _use_views(self, transforms: ViewTransforms) -> None:
         if self.transforms not in (IDENTITY, transforms):
             raise EtagError(
                 f"embedding.views={transforms.name} does not go with {self.options.name}, whose own views are "
@@ -199,7 +203,7 @@ class Method(ABC, Generic[OptionsT]):
                 f"model.backbone={self.context.model.backbone} has none: choose another backbone."
             )
 
-    def rebuild(self, task_sizes: Sequence[int]) -> None:
+    def build_after(self, task_sizes: Sequence[int]) -> None:
         """Create untrained networks with the structure they have after tasks of these sizes."""
         self.task_sizes: list[int] = []  # classes of the tasks begun so far
         self.parts: dict[str, nn.Module] = {}  # everything that is stored from task to task, by role
@@ -209,7 +213,7 @@ class Method(ABC, Generic[OptionsT]):
         self.build(self.context.stream.child("initial"))
         for classes in task_sizes:
             self.add_classes(classes)
-        self.place()
+        self.move_to_device()
 
     def build(self, stream: Stream) -> None:
         """Create the networks as they are before the first task; a subclass adds what it stores to `parts`."""
@@ -237,22 +241,22 @@ class Method(ABC, Generic[OptionsT]):
             self.teacher = Teacher(self.solver)
         if self.generator is not None:
             self.generator.begin_task(task)
-        self.add_classes(task.new)
-        self.place()
+        self.add_classes(task.num_new)
+        self.move_to_device()
 
     def add_classes(self, classes: int) -> None:
         """Add outputs for new classes to everything that has one per class."""
         self.task_sizes.append(classes)
         stream, first = self.stream("grow"), len(self.task_sizes) == 1
         if new := self.new_outputs(classes):
-            self.solver.head.grow(new * self.outputs_per_class, stream.generator("head"))
+            self.solver.head.grow(new * self.outputs_per_class, stream.torch_generator("head"))
             if self.generator is not None:
                 self.generator.add_classes(new, stream)
         if self.embedding is not None and first:
             every = self.context.classes if self.embedding.all_classes else classes
-            self.embedding.add_base_classes(self.solver, every, stream)
+            self.embedding.add_outputs(self.solver, every, stream)
         elif self.embedding is not None:
-            self.embedding.drop_undistilled(self.solver)
+            self.embedding.remove_last_stage_auxiliary(self.solver)
 
     def new_outputs(self, classes: int) -> int:
         """How many classes the head gains when a task brings so many; a fixed head gains all at the first task."""
@@ -260,7 +264,7 @@ class Method(ABC, Generic[OptionsT]):
             return classes
         return self.context.classes if len(self.task_sizes) == 1 else 0
 
-    def place(self) -> None:
+    def move_to_device(self) -> None:
         """Move everything that is stored to the device, convolutions in channels_last order."""
         placement = self.context.placement
         for module in self.parts.values():
@@ -289,7 +293,7 @@ class Method(ABC, Generic[OptionsT]):
         """The terms that embedding distillation adds to the solver phase, if the method uses it."""
         return [] if self.embedding is None else self.embedding.terms(task, self.solver)
 
-    def solver_phase(self, task: Task, terms: Sequence[Term], *, old_classes: bool | None = None) -> Phase:
+    def solver_phase(self, task: Task, terms: Sequence[Term], *, train_old_rows: bool | None = None) -> Phase:
         """Train the solver on the task's images and stored exemplars, with these terms and those of embedding
         distillation. `old_classes` says whether the head's rows of old classes are trained; by default they are, unless
         each task has its own head."""
@@ -300,13 +304,13 @@ class Method(ABC, Generic[OptionsT]):
         all_terms = [*terms, *self.embedding_terms(task)]
         objective = SolverObjective(self.solver, self.teacher, all_terms, self.transforms, **sampling)
         frozen = Need.NOTHING if e is None or e.trains_auxiliaries(task) else Need.AUXILIARY
-        if old_classes is None:
-            old_classes = not self.options.head.per_task
+        if train_old_rows is None:
+            train_old_rows = not self.options.head.per_task
         return self._phase(
             "solver",
             task.train if self.memory is None else self.memory.joined_to(task.train),
             objective,
-            self.solver.parameters_for(objective.need & ~frozen, old_classes),
+            self.solver.parameters_for(objective.need & ~frozen, train_old_rows),
             training,
             "train" if task.index == 0 else self.options.batch_norm,
             held_out,
@@ -343,7 +347,7 @@ class Method(ABC, Generic[OptionsT]):
             groups=(ParameterGroup(parameters),),
             training=training,
             batch_norm=batch_norm,
-            static=objective.static,
+            compilable=objective.compilable,
             validation=None
             if held_out is None
             else ImageBatches(held_out, c.preprocess, 4 * size, stream, c.placement, augment=False, shuffle=False),
@@ -352,7 +356,7 @@ class Method(ABC, Generic[OptionsT]):
     def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
         """The solver's features of images in the order of the data: as they are, or of so many augmented passes."""
         batches = self.pass_batches(name, images, augment=augmented_passes > 0)
-        return DataPass(name, Features(self.solver.backbone), batches, epochs=max(1, augmented_passes))
+        return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 
     def pass_batches(self, name: str, images: ImageSet, augment: bool = False, size: int | None = None) -> ImageBatches:
         """Batches of images in the order of the data; large ones by default, because no gradients are held."""
@@ -363,7 +367,7 @@ class Method(ABC, Generic[OptionsT]):
         """Choose and store exemplars of the task's classes, if the method stores any."""
         if self.memory is not None:
             found = yield self.features_pass("exemplars", task.train)
-            self.memory.add(task, found["features"], self.stream("exemplars").generator("selection"))
+            self.memory.add(task, found["features"], self.stream("exemplars").torch_generator("selection"))
 
     def stream(self, *purpose: str | int) -> Stream:
         """The random stream of the current task, by purpose."""
@@ -379,18 +383,18 @@ class Method(ABC, Generic[OptionsT]):
     def classifier(self) -> Classifier:
         """What predicts now; it shares its weights with this method."""
         c = self.context
-        return Classifier(self.solver.backbone, self.answer_rule(), c.model, c.channels, c.size)
+        return Classifier(self.solver.backbone, self.prediction_rule(), c.model, c.channels, c.size)
 
-    def answer_rule(self) -> AnswerRule:
+    def prediction_rule(self) -> PredictionRule:
         """How features become scores over the classes."""
         head = self.solver.head
-        if self.options.head.per_task and self.options.head.answer == "probability":
+        if self.options.head.per_task and self.options.head.compare == "probability":
             return PerTaskRule(head, self.task_sizes)
         every = self.outputs_per_class
         return HeadRule(head, self.seen if self.fidelity.argmax == "seen" else head.outputs // every, every)
 
     @property
-    def skips_last_task(self) -> bool:
+    def final_after_last_task(self) -> bool:
         """Whether something is left untrained after a scenario's last task, so that no further task can follow."""
         return False
 
@@ -412,10 +416,10 @@ class Method(ABC, Generic[OptionsT]):
                     "the last class of the first task cannot be forgotten: the auxiliary classifiers are built on it."
                 )
             for auxiliary in self.solver.auxiliaries:
-                auxiliary.head.drop(label * self.transforms.count, self.transforms.count)
+                auxiliary.head.remove_rows(label * self.transforms.count, self.transforms.count)
         if self.generator is not None:
             self.generator.remove_class(label)
-        self.solver.head.drop(label)
+        self.solver.head.remove_rows(label)
         self.task_sizes[task] -= 1
         self.task_sizes = [classes for classes in self.task_sizes if classes]
 

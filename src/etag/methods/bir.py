@@ -22,8 +22,8 @@ from etag.methods.frozen_features import FrozenFeatureMethod, FrozenFeatureMetho
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.generators import GeneratorTrainOptions
 from etag.methods.registry import method
-from etag.models.answers import AnswerRule, HiddenLayersRule
 from etag.models.initial import build
+from etag.models.prediction import HiddenLayersRule, PredictionRule
 from etag.models.replay_network import ReplayNetwork
 from etag.models.solver import Frozen
 
@@ -63,7 +63,7 @@ class ReplayObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms."""
-        seen, new = self._task.seen, 1 / (self._task.index + 1)
+        seen, new = self._task.num_seen, 1 / (self._task.index + 1)
         logits, terms = self._generation(batch, "new", batch.inputs, functional.one_hot(batch.labels, seen))
         terms = {"ce": cross_entropy(logits, batch.labels, 0, seen)} | terms
         weighted = {name: new * value for name, value in terms.items()}
@@ -78,21 +78,23 @@ class ReplayObjective(nn.Module):
     @torch.no_grad()
     def replayed(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Generated features of old classes, and the old network's logits for them."""
-        old, classes = require(self.old).network, self._task.old
+        old, classes = require(self.old).network, self._task.num_old
         labels = batch.draws.integers("replay labels", 0, classes, batch.total)
         codes = old.prior.codes(labels, batch.draws.normal("replay codes", batch.total, old.latent))
         features = old.decode(codes, functional.one_hot(labels, classes).to(codes))
         return features, old.classify(features)[:, :classes]
 
-    def _generation(self, batch: Batch, which: str, features: Tensor, shares: Tensor) -> tuple[Tensor, Terms]:
+    def _generation(
+        self, batch: Batch, which: str, features: Tensor, class_probabilities: Tensor
+    ) -> tuple[Tensor, Terms]:
         """Logits of features, and the terms of reconstructing them; `shares` are class probabilities, row by row."""
-        network, shares = self.network, shares.to(features)
+        network, class_probabilities = self.network, class_probabilities.to(features)
         hidden = network.encoder(features)
         mean, log_variance = network.mean(hidden), network.log_variance(hidden)
         noise = batch.draws.normal(f"{which} posterior", batch.total, network.latent)
         codes = reparameterize(mean, log_variance, noise)
-        divergence = sampled_divergence(noise, log_variance, network.prior.log_density(codes, shares))
-        recon = squared_error(network.decode(codes, shares), features) / network.features
+        divergence = sampled_divergence(noise, log_variance, network.prior.log_density(codes, class_probabilities))
+        recon = squared_error(network.decode(codes, class_probabilities), features) / network.features
         return network.head(hidden), {"recon": recon, "kl": divergence / self._kl_divisor}
 
 
@@ -127,7 +129,7 @@ class BIR(FrozenFeatureMethod[BirOptions]):
         super().build(stream)
         o, features = self.options.generator, self.solver.backbone.feature_size
         self.network = build(
-            lambda: ReplayNetwork(features, o.latent, o.hidden, o.silent), stream.generator("generator")
+            lambda: ReplayNetwork(features, o.latent, o.hidden, o.silent), stream.torch_generator("generator")
         )
         self.optimizer_state, self.old = OptimizerState(), None
         self.parts |= {"generator": self.network, "optimizer_state": self.optimizer_state}
@@ -143,7 +145,7 @@ class BIR(FrozenFeatureMethod[BirOptions]):
     def add_classes(self, classes: int) -> None:
         """Add classes to the network too."""
         super().add_classes(classes)
-        self.network.grow(classes, self.stream("grow").generator("generator"))
+        self.network.grow(classes, self.stream("grow").torch_generator("generator"))
 
     def learn_features(self, task: Task, features: CachedFeatures) -> Plan:
         """Train the network on new and replayed features."""
@@ -153,6 +155,6 @@ class BIR(FrozenFeatureMethod[BirOptions]):
         group = ParameterGroup(list(self.network.parameters()), optimizer_state=self.optimizer_state)
         yield Phase("generator", objective, batches, (group,), training)
 
-    def answer_rule(self) -> AnswerRule:
+    def prediction_rule(self) -> PredictionRule:
         """The network's own head."""
         return HiddenLayersRule(self.scale, self.network.encoder, self.network.head)

@@ -22,7 +22,7 @@ from etag.methods.parts.adversarial import AdversarialOptions
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.fidelity import FidelityOptions
 from etag.methods.parts.generators import options_by_kind
-from etag.methods.parts.images import PixelHead, Pixels, Replay, WithReplay, image_replay_term, replace_share
+from etag.methods.parts.images import PixelClassifier, Pixels, Replay, WithReplay, image_replay_term, replace_share
 from etag.methods.parts.variational import VariationalOptions
 from etag.methods.registry import METHODS, method, variant
 
@@ -88,45 +88,45 @@ class DGR(Method[DgrOptions]):
     def phases(self, task: Task) -> Plan:
         """Train the solver; collect pixels; train the generator."""
         new = 1 / (task.index + 1)
-        head = PixelHead(self.solver, self.context.preprocess, self.context.channels)
+        head = PixelClassifier(self.solver, self.context.preprocess, self.context.channels)
         terms = [self.cross_entropy(task, weight=new)]
         if task.index:
             terms.append(image_replay_term(task, head, self.replay(task, head), 1 - new))
         yield self.solver_phase(task, terms)
         generator = self.image_generator
-        if not generator.learns_after(task, self.context.classes):
+        if not generator.trains_after(task, self.context.classes):
             return
-        batches = self.pass_batches("pixels", task.train, augment=generator.passes > 1)
-        found = yield DataPass("pixels", Pixels(self.context.preprocess), batches, epochs=generator.passes)
-        pixels, weights = CachedFeatures.of(found, len(task.train)), {"kl": 1.0, "recon": 1.0}
+        batches = self.pass_batches("pixels", task.train, augment=generator.augmented_passes > 1)
+        found = yield DataPass("pixels", Pixels(self.context.preprocess), batches, epochs=generator.augmented_passes)
+        pixels, weights = CachedFeatures.from_pass(found, len(task.train)), {"kl": 1.0, "recon": 1.0}
         weights["guide"] = self.options.guidance * self.options.guide_weight
         phase = generator.phase(task, pixels, weights, head, self.stream("generator"))
         if task.index:
             phase = replace(phase, batches=WithReplay(phase.batches, self.replay(task, head), replace_share(1 - new)))
         yield phase
 
-    def replay(self, task: Task, head: PixelHead) -> Replay:
+    def replay(self, task: Task, head: PixelClassifier) -> Replay:
         """The old generator's images, as many as a batch has rows, labeled by the old solver."""
 
         @torch.no_grad()
-        def generate(batch: Batch) -> tuple[Tensor, Tensor]:
-            _, pixels = self.image_generator.generate(batch, task, batch.total)
+        def replay(batch: Batch) -> tuple[Tensor, Tensor]:
+            _, pixels = self.image_generator.replay(batch, task, batch.total)
             logits = require(require(self.teacher).targets(head.images(pixels), Need.LOGITS).logits)
-            return logits[:, : task.old].argmax(1), pixels
+            return logits[:, : task.num_old].argmax(1), pixels
 
-        return generate
+        return replay
 
     @property
-    def skips_last_task(self) -> bool:
+    def final_after_last_task(self) -> bool:
         """Whether the generator is not trained after the last task."""
-        return not self.image_generator.learns_after_last
+        return not self.image_generator.trains_after_last_task
 
     @torch.no_grad()
     def generate_images(self, rows: int, columns: int) -> Tensor | None:
         """One class per row, from the first to the last in equal steps."""
         labels = torch.linspace(0, self.seen - 1, rows).long().repeat_interleave(columns)
         network, c = self.image_generator.network, self.context
-        noise = torch.randn(len(labels), network.latent, generator=self.stream("generated images").generator())
+        noise = torch.randn(len(labels), network.latent, generator=self.stream("generated images").torch_generator())
         pixels: Tensor = network.decode(noise.to(c.placement.device), labels.to(c.placement.device))
         return pixels.view(len(labels), c.channels, c.size, c.size).clamp(0, 1)
 

@@ -34,7 +34,7 @@ GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | Prototype
 class EtagOptions(MethodOptions):
     """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
-    preset: ClassVar[dict[str, Any]] = {"embedding": {}}
+    changed_defaults: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
     guidance: bool = Field(True, description="the frozen classifier guides the VAE's training (third line of Eq. 6)")
@@ -77,7 +77,7 @@ class ETag(Method[EtagOptions]):
     """The solver first, with features of old classes from the old generator; then the generator."""
 
     Options = EtagOptions
-    has_embedded_variant = False
+    has_e_variant = False
 
     @property
     def fidelity(self) -> FidelityOptions:
@@ -94,11 +94,11 @@ class ETag(Method[EtagOptions]):
         """Algorithm 1: solver, features of the frozen solver, generator."""
         yield self.solver_phase(task, self.solver_terms(task))
         generator, refit = require(self.generator), self.options.refit if task.index else None
-        learns = generator.learns_after(task, self.context.classes)
+        learns = generator.trains_after(task, self.context.classes)
         if refit is None and not learns:
             return
-        found = yield self.features_pass("features", task.train, generator.passes)
-        features = CachedFeatures.of(found, len(task.train))
+        found = yield self.features_pass("features", task.train, generator.augmented_passes)
+        features = CachedFeatures.from_pass(found, len(task.train))
         if refit is not None:
             yield self.head_phase(
                 task, features, refit, self.weight(self.options.lambda_ce, task), self.stream("refit")
@@ -113,7 +113,7 @@ class ETag(Method[EtagOptions]):
         if task.index == 0:
             terms = [self.cross_entropy(task, f.ce_new)]  # Eq. (1)
             if self.embedding is not None:
-                terms.append(self.embedding.construction())  # Eq. (2)
+                terms.append(self.embedding.cross_entropy_term())  # Eq. (2)
             return terms
         lambda_ce = self.weight(o.lambda_ce, task)
         scale = 1 / (1 + lambda_ce) if f.normalize_ce else 1.0
@@ -123,7 +123,7 @@ class ETag(Method[EtagOptions]):
             l2_term(f.l2_reduction, f.l2_views, self.weight(o.lambda_l2, task)),  # Eq. (3)
         ]
         if self.embedding is not None:
-            terms.append(self.embedding.distillation(task, self.solver))  # Eq. (4)
+            terms.append(self.embedding.distillation_term(task, self.solver))  # Eq. (4)
         return terms
 
     def embedding_terms(self, task: Task) -> list[Term]:  # noqa: ARG002
@@ -164,18 +164,18 @@ class ETag(Method[EtagOptions]):
         generator, stream = require(self.generator), self.stream("update", number)
         training = generator.update_training
         generator.begin_task(task)
-        found = yield self.features_pass("features", task.train, generator.passes)
-        features = CachedFeatures.of(found, len(task.train))
+        found = yield self.features_pass("features", task.train, generator.augmented_passes)
+        features = CachedFeatures.from_pass(found, len(task.train))
         yield self.head_phase(task, features, training, 1.0, stream.child("head"))
         given = len(set(features.labels.tolist()))
         weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance)}
-        weights["match"] = max(1, task.seen - given) / given
+        weights["match"] = max(1, task.num_seen - given) / given
         yield from generator.learn(task, features, weights, self.solver.head, stream)
 
     @property
-    def skips_last_task(self) -> bool:
+    def final_after_last_task(self) -> bool:
         """Whether the generator is not trained after the last task."""
-        return not require(self.generator).learns_after_last
+        return not require(self.generator).trains_after_last_task
 
     def forget(self, label: int) -> None:
         """Remove a class from head, auxiliaries and generator."""
@@ -188,6 +188,6 @@ class ETag(Method[EtagOptions]):
         device = self.context.placement.device
 
         def normal(purpose: str, size: int) -> Tensor:
-            return torch.randn(len(labels), size, generator=stream.generator(purpose)).to(device)
+            return torch.randn(len(labels), size, generator=stream.torch_generator(purpose)).to(device)
 
         return require(self.generator).sample(labels.to(device), normal)

@@ -42,7 +42,7 @@ class Fine(Method[FineOptions]):
     def phases(self, task: Task) -> Plan:
         """Train the solver; store exemplars if asked to."""
         shared_linear = self.options.head.kind == "linear" and not self.options.head.per_task
-        yield self.solver_phase(task, [self.cross_entropy(task)], old_classes=shared_linear)
+        yield self.solver_phase(task, [self.cross_entropy(task)], train_old_rows=shared_linear)
         yield from self.store_exemplars(task)
 
     def forget(self, label: int) -> None:

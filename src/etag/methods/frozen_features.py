@@ -72,10 +72,10 @@ class FrozenFeatureMethod(Method[OptionsT]):
         o = self.options.features
         if task.index == 0 and o.source == "base":
             yield self.solver_phase(task, [self.cross_entropy(task)])
-        cached = CachedFeatures.of((yield self.features_pass("features", task.train, o.passes)), len(task.train))
+        cached = CachedFeatures.from_pass((yield self.features_pass("features", task.train, o.passes)), len(task.train))
         if task.index == 0:
             self.scale.fit(cached.all_features)
-        yield from self.learn_features(task, replace(cached, passes=self.scale(cached.passes)))
+        yield from self.learn_features(task, replace(cached, features=self.scale(cached.features)))
 
     @abstractmethod
     def learn_features(self, task: Task, features: CachedFeatures) -> Plan:

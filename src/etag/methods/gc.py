@@ -16,10 +16,10 @@ from etag.methods.frozen_features import FrozenFeatureMethod, FrozenFeatureMetho
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.generators import GeneratorTrainOptions
 from etag.methods.registry import method
-from etag.models.answers import AnswerRule, LikelihoodRule
 from etag.models.class_vaes import ClassVAEs
 from etag.models.initial import build
 from etag.models.modules import Modules
+from etag.models.prediction import LikelihoodRule, PredictionRule
 
 
 class ClassVAETrainOptions(GeneratorTrainOptions):
@@ -94,7 +94,7 @@ class GC(FrozenFeatureMethod[GcOptions]):
         """Add a VAE for each new class."""
         super().add_classes(classes)
         o, features = self.options.generator, self.solver.backbone.feature_size
-        generator = self.stream("grow").generator("generator")
+        generator = self.stream("grow").torch_generator("generator")
         self.classes.append(build(lambda: ClassVAEs(classes, features, o.latent, o.hidden), generator))
 
     def learn_features(self, task: Task, features: CachedFeatures) -> Plan:
@@ -102,13 +102,13 @@ class GC(FrozenFeatureMethod[GcOptions]):
         training, (*_, new) = self.options.generator.train.for_task(task.index), self.classes
         batches = ClassBatches(
             features.all_features,
-            features.all_labels - task.old,
+            features.all_labels - task.num_old,
             training.batch_size,
             self.stream("generator"),
             self.context.placement,
         )
         yield Phase("generator", ClassVAEObjective(new), batches, (ParameterGroup(list(new.parameters())),), training)
 
-    def answer_rule(self) -> AnswerRule:
+    def prediction_rule(self) -> PredictionRule:
         """The highest likelihood."""
         return LikelihoodRule(self.scale, self.classes, self.options.samples)

@@ -15,7 +15,7 @@ from etag.methods.registry import METHODS, method, variant
 class GfrOptions(EtagOptions):
     """eTag's options, with embedding distillation and guidance turned off."""
 
-    preset: ClassVar[dict[str, Any]] = {"embedding": None, "guidance": False}
+    changed_defaults: ClassVar[dict[str, Any]] = {"embedding": None, "guidance": False}
 
 
 @method(
@@ -34,23 +34,23 @@ class GFR(ETag):
     """eTag's solver and generator phases without the terms of Eqs. (2) and (4) and without guidance."""
 
     Options = GfrOptions
-    has_embedded_variant = True
+    has_e_variant = True
 
 
 COLORS = {"b0": "#E69F00", "b1": "#56B4E9", "b2": "#0072B2", "b3": "#009E73", "b4": "#CC79A7"}
 
 
-def _ablation(of: type[ETag], name: str, summary: str, preset: dict[str, Any], **changes: Any) -> None:
+def _ablation(parent: type[ETag], name: str, summary: str, changed_defaults: dict[str, Any], **changes: Any) -> None:
     info = replace(INFO, title=name.upper(), summary=summary, color=COLORS[name])
     info = replace(info, source="the eTag paper's ablation")
-    METHODS.add(name)(variant(of, name, replace(info, **changes), preset))
+    METHODS.add(name)(variant(parent, name, replace(info, **changes), changed_defaults))
 
 
-STORES, NAIVE = GFR.info.stores, GFR.info.generator
+GFR_STORES, GFR_GENERATOR = GFR.info.stores, GFR.info.generator
 _ablation(ETag, "b0", "eTag without the self-supervised task", {"embedding": {"views": "none"}})
-_ablation(GFR, "b1", "naive distillation, naive generation: GFR", {}, stores=STORES, generator=NAIVE)
-_ablation(GFR, "b2", "naive distillation, task-oriented generation", {"guidance": True}, stores=STORES)
-_ablation(GFR, "b3", "embedding distillation, naive generation: eGFR", {"embedding": {}}, generator=NAIVE)
+_ablation(GFR, "b1", "naive distillation, naive generation: GFR", {}, stores=GFR_STORES, generator=GFR_GENERATOR)
+_ablation(GFR, "b2", "naive distillation, task-oriented generation", {"guidance": True}, stores=GFR_STORES)
+_ablation(GFR, "b3", "embedding distillation, naive generation: eGFR", {"embedding": {}}, generator=GFR_GENERATOR)
 _ablation(
     ETag,
     "b4",

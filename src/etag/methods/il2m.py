@@ -11,7 +11,7 @@ from etag.core.work import Batch, DataPass, Plan
 from etag.methods.base import ExemplarMethodOptions, Method, MethodInfo
 from etag.methods.parts.memory import ExemplarOptions
 from etag.methods.registry import method
-from etag.models.answers import AnswerRule, ClassScores, RectifiedRule
+from etag.models.prediction import ClassScores, PredictionRule, RectifiedRule
 from etag.models.solver import Solver
 
 
@@ -50,12 +50,14 @@ class IL2M(Method[Il2mOptions]):
         batches = self.pass_batches("scores", self.memory.joined_to(task.train))
         found = yield DataPass("scores", _ScoreSums(self.solver, task), batches, reduce="sum")
         own = found["own"] / found["images"].clamp(min=1)
-        self.scores.add_task(own[task.old :], own[: task.old], found["confidence"] / found["images"][task.old :].sum())
+        self.scores.add_task(
+            own[task.num_old :], own[: task.num_old], found["confidence"] / found["images"][task.num_old :].sum()
+        )
         yield from self.store_exemplars(task)
 
-    def answer_rule(self) -> AnswerRule:
+    def prediction_rule(self) -> PredictionRule:
         """Rectified scores, unless that is turned off."""
-        return RectifiedRule(self.solver.head, self.scores) if self.options.rectify else super().answer_rule()
+        return RectifiedRule(self.solver.head, self.scores) if self.options.rectify else super().prediction_rule()
 
 
 class _ScoreSums(nn.Module):
@@ -66,7 +68,7 @@ class _ScoreSums(nn.Module):
         self.solver, self._task = solver, task
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        seen, old = self._task.seen, self._task.old
+        seen, old = self._task.num_seen, self._task.num_old
         logits = require(self.solver(batch.inputs, Need.LOGITS).logits)[:, :seen]
         of_class = torch.nn.functional.one_hot(batch.labels, seen).to(logits)
         is_new = (batch.labels >= old).to(logits)

@@ -39,7 +39,7 @@ class Joint(Method[JointOptions]):
     def begin_task(self, task: Task) -> None:
         """Create new networks first, if each task starts from scratch."""
         if self.options.start == "scratch":
-            self.rebuild(self.task_sizes)
+            self.build_after(self.task_sizes)
         super().begin_task(task)
 
     def phases(self, task: Task) -> Plan:

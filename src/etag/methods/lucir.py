@@ -8,7 +8,7 @@ from torch import Tensor
 
 from etag.core.outputs import Need, require
 from etag.core.scenario import Task
-from etag.core.work import Plan, Step, Term
+from etag.core.work import Plan, StepData, Term
 from etag.losses.metric import margin_ranking
 from etag.methods.base import ExemplarMethodOptions, Method, MethodInfo
 from etag.methods.parts.distillation import cosine_term
@@ -21,7 +21,7 @@ from etag.models.heads import CosineHead
 class LucirOptions(ExemplarMethodOptions):
     """Options of Lucir."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "cosine"}}
+    changed_defaults: ClassVar[dict[str, Any]] = {"head": {"kind": "cosine"}}
     head_kinds: ClassVar[tuple[str, ...]] = ("cosine",)
     exemplars: ExemplarOptions = Field(ExemplarOptions(), description="images to store")
     weight: NonNegativeFloat = Field(
@@ -57,9 +57,9 @@ class Lucir(Method[LucirOptions]):
             if o.imprint:
                 features = self.features_pass("imprint", task.train)
                 yield from imprint(self.solver.head, task, features, self.stream("imprint"))
-            terms.append(cosine_term("less_forget", o.weight * math.sqrt(task.old / task.new)))
+            terms.append(cosine_term("less_forget", o.weight * math.sqrt(task.num_old / task.num_new)))
             terms.append(self.ranking(task))
-        yield self.solver_phase(task, terms, old_classes=False)
+        yield self.solver_phase(task, terms, train_old_rows=False)
         yield from self.store_exemplars(task)
 
     def ranking(self, task: Task) -> Term:
@@ -67,8 +67,8 @@ class Lucir(Method[LucirOptions]):
         o, head = self.options, self.solver.head
         assert isinstance(head, CosineHead)
 
-        def compute(step: Step) -> Tensor:
+        def compute(step: StepData) -> Tensor:
             cosines = head.cosines(require(step.student.feature))
-            return margin_ranking(cosines, step.batch.labels, task.old, o.margin, o.hardest)
+            return margin_ranking(cosines, step.batch.labels, task.num_old, o.margin, o.hardest)
 
-        return Term("ranking", compute, o.ranking_weight, student=Need.FEATURE)
+        return Term("ranking", compute, o.ranking_weight, student_need=Need.FEATURE)

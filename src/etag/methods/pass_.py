@@ -8,7 +8,7 @@ from torch import Tensor
 from etag.core.outputs import Need, require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Plan, Step, Term
+from etag.core.work import Plan, StepData, Term
 from etag.data.views import ROTATIONS
 from etag.losses.classification import cross_entropy
 from etag.methods.base import Method, MethodInfo, MethodOptions
@@ -64,17 +64,17 @@ class PASS(Method[PassOptions]):
     def rotations(self) -> Term:
         """Cross-entropy over all classes and rotations."""
 
-        def compute(step: Step) -> Tensor:
+        def compute(step: StepData) -> Tensor:
             logits = self.solver.head(require(step.student.view_features))
             return cross_entropy(logits / self.options.tau, require(step.views.labels))
 
-        return Term("ce", compute, student=Need.VIEW_FEATURES)
+        return Term("ce", compute, student_need=Need.VIEW_FEATURES)
 
     def replay(self, task: Task) -> Term:
         """Cross-entropy on old prototypes with noise of the base classes' radius."""
 
-        def compute(step: Step) -> Tensor:
-            labels, features = self.prototypes.generate(step.batch, task, step.batch.total, noise=True)
+        def compute(step: StepData) -> Tensor:
+            labels, features = self.prototypes.replay(step.batch, task, step.batch.total, noise=True)
             return cross_entropy(self.solver.head(features) / self.options.tau, labels * self.outputs_per_class)
 
         return Term("replay", compute, self.options.replay_weight)

@@ -10,7 +10,7 @@ from torch import Tensor
 from etag.core.options import Schedule, TrainOptions
 from etag.core.outputs import Need, require
 from etag.core.scenario import Task
-from etag.core.work import Plan, Step, Term
+from etag.core.work import Plan, StepData, Term
 from etag.losses.metric import nca_loss, nca_loss_as_released
 from etag.methods.base import ExemplarMethodOptions, Method, MethodInfo
 from etag.methods.parts.distillation import cosine_term, pod_term
@@ -31,7 +31,7 @@ class BalancedOptions(TrainOptions):
 class PodnetOptions(ExemplarMethodOptions):
     """Options of PODNet."""
 
-    preset: ClassVar[dict[str, Any]] = {"head": {"kind": "proxies"}}
+    changed_defaults: ClassVar[dict[str, Any]] = {"head": {"kind": "proxies"}}
     head_kinds: ClassVar[tuple[str, ...]] = ("proxies",)
     exemplars: ExemplarOptions = Field(ExemplarOptions(), description="images to store")
     spatial: NonNegativeFloat = Field(3.0, description="weight of POD-spatial, times sqrt(seen / new); 8 for ImageNet")
@@ -72,9 +72,9 @@ class PODNet(Method[PodnetOptions]):
             if o.imprint:
                 features = self.features_pass("imprint", task.train)
                 yield from imprint(self.solver.head, task, features, self.stream("imprint"))
-            factor = math.sqrt(task.seen / task.new)
+            factor = math.sqrt(task.num_seen / task.num_new)
             terms += [pod_term(o.spatial * factor), cosine_term("pod_flat", o.flat * factor)]
-        yield self.solver_phase(task, terms, old_classes=False)
+        yield self.solver_phase(task, terms, train_old_rows=False)
         yield from self.store_exemplars(task)
         if task.index and o.balanced is not None:
             yield self.balanced_phase([self.nca()], o.balanced)
@@ -84,10 +84,10 @@ class PODNet(Method[PodnetOptions]):
         o, head = self.options, self.solver.head
         assert isinstance(head, ProxyHead)
 
-        def compute(step: Step) -> Tensor:
+        def compute(step: StepData) -> Tensor:
             scaled, labels = require(step.student.logits), step.batch.labels
             if o.released_nca:
                 return nca_loss_as_released(scaled, labels)
             return nca_loss(scaled, labels, head.scale, o.margin)
 
-        return Term("nca", compute, student=Need.LOGITS)
+        return Term("nca", compute, student_need=Need.LOGITS)

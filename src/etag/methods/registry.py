@@ -1,4 +1,4 @@
-"""The methods by name. `eXX` is XX with embedding distillation, for any XX: nobody has to write it."""
+"""The methods by name. `eXX` is XX with embedding distillation, and is created automatically."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,25 +13,25 @@ class MethodRegistry(Registry[type[AnyMethod]]):
 
     def __init__(self) -> None:
         super().__init__("method", "etag.methods")
-        self._embedded: dict[str, type[AnyMethod]] = {}
+        self._e_variants: dict[str, type[AnyMethod]] = {}
 
     def __getitem__(self, name: str) -> type[AnyMethod]:
-        if name[:1] == "e" and name not in self._names() and name[1:] in self._plain():
-            if name not in self._embedded:
-                self._embedded[name] = _embedded(name, super().__getitem__(name[1:]))
-            return self._embedded[name]
+        if name[:1] == "e" and name not in self._names() and name[1:] in self._with_e_variant():
+            if name not in self._e_variants:
+                self._e_variants[name] = _new_e_variant(name, super().__getitem__(name[1:]))
+            return self._e_variants[name]
         return super().__getitem__(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted([*self._names(), *(f"e{name}" for name in self._plain())]))
+        return iter(sorted([*self._names(), *(f"e{name}" for name in self._with_e_variant())]))
 
     def _names(self) -> list[str]:
         return list(super().__iter__())
 
-    def _plain(self) -> list[str]:
-        """Methods without embedding distillation of their own that are not variants of others."""
+    def _with_e_variant(self) -> list[str]:
+        """The names XX for which there is an eXX."""
         methods = {name: super(MethodRegistry, self).__getitem__(name) for name in self._names()}
-        return [name for name, cls in methods.items() if cls.has_embedded_variant]
+        return [name for name, cls in methods.items() if cls.has_e_variant]
 
 
 METHODS = MethodRegistry()
@@ -43,8 +43,11 @@ def method(name: str, info: MethodInfo, sections: Sequence[str] = ()) -> Callabl
     it, in order; by default those of its parent class and its own."""
 
     def register(cls: C) -> C:
-        own = (name, cls.Options.preset)
-        cls.layers = tuple(own if key == name else (key, {}) for key in sections) or (*cls.layers, own)
+        own = (name, cls.Options.changed_defaults)
+        if sections:
+            cls.recipe_sections = tuple(own if key == name else (key, {}) for key in sections)
+        else:
+            cls.recipe_sections = (*cls.recipe_sections, own)
         cls.info, cls.name = info, name
         METHODS.add(name)(cls)
         return cls
@@ -52,23 +55,25 @@ def method(name: str, info: MethodInfo, sections: Sequence[str] = ()) -> Callabl
     return register
 
 
-def variant(of: type[AnyMethod], name: str, info: MethodInfo, preset: dict[str, Any]) -> type[AnyMethod]:
+def variant(parent: type[AnyMethod], name: str, info: MethodInfo, changed_defaults: dict[str, Any]) -> type[AnyMethod]:
     """The same method with other defaults, under another name."""
-    members: dict[str, Any] = {"__doc__": info.summary, "__module__": of.__module__}
-    options = type(f"{of.Options.__name__}_{name}", (of.Options,), members | {"preset": preset})
-    members |= {"Options": options, "info": info, "name": name, "has_embedded_variant": False}
-    created: type[AnyMethod] = type(f"{of.__name__}_{name}", (of,), members | {"layers": (*of.layers, (name, preset))})
+    members: dict[str, Any] = {"__doc__": info.summary, "__module__": parent.__module__}
+    own = members | {"changed_defaults": changed_defaults}
+    members |= {"Options": type(f"{parent.Options.__name__}_{name}", (parent.Options,), own)}
+    members |= {"info": info, "name": name, "has_e_variant": False}
+    members |= {"recipe_sections": (*parent.recipe_sections, (name, changed_defaults))}
+    created: type[AnyMethod] = type(f"{parent.__name__}_{name}", (parent,), members)
     return created
 
 
-def _embedded(name: str, of: type[AnyMethod]) -> type[AnyMethod]:
+def _new_e_variant(name: str, parent: type[AnyMethod]) -> type[AnyMethod]:
     info = replace(
-        of.info,
-        title=f"e{of.info.title}",
-        summary=f"{of.info.summary}; with embedding distillation",
-        source=f"{of.info.source}; the eTag paper",
-        stores=f"{of.info.stores}; auxiliary classifiers of the base classes",
+        parent.info,
+        title=f"e{parent.info.title}",
+        summary=f"{parent.info.summary}; with embedding distillation",
+        source=f"{parent.info.source}; the eTag paper",
+        stores=f"{parent.info.stores}; auxiliary classifiers of the base classes",
     )
-    created = variant(of, name, info, {"embedding": {}})
-    created.is_embedded = True
+    created = variant(parent, name, info, {"embedding": {}})
+    created.is_e_variant = True
     return created

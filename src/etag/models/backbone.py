@@ -40,7 +40,7 @@ class Backbone(nn.Module, ABC):
 
     stages: Modules[nn.Sequential]
     feature_size: int
-    smallest: int  # side of the smallest image: the factor by which the side shrinks up to the last map
+    min_side: int  # side of the smallest image: the factor by which the side shrinks up to the last map
     imagenet = False  # whether it has the stem for large images
     has_maps = True  # whether stages end in maps, or in plain features
     signed = False  # whether features may be negative
@@ -79,11 +79,11 @@ BACKBONES: Registry[Callable[[ModelOptions, int, int], Backbone]] = Registry("ba
 def new_backbone(options: ModelOptions, channels: int, size: int, signed: bool = False) -> Backbone:
     """A backbone for square images of `size` pixels per side; its weights are whatever its constructor leaves."""
     backbone = BACKBONES[options.backbone](options, channels, size)
-    if size < backbone.smallest:
+    if size < backbone.min_side:
         stem = "model.stem=cifar or " if backbone.imagenet else ""
         raise EtagError(
             f"images of {size}x{size} pixels are too small for the backbone {options.backbone}, which needs "
-            f"{backbone.smallest}x{backbone.smallest}: set {stem}data.size={backbone.smallest}, or choose another "
+            f"{backbone.min_side}x{backbone.min_side}: set {stem}data.size={backbone.min_side}, or choose another "
             "model.backbone."
         )
     if signed:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from etag.models.structure import Described
+from etag.models.structure import Rebuildable
 
 MAX_HIDDEN = 2**24  # largest number of hidden activations in memory while likelihoods are computed
 
@@ -32,7 +32,7 @@ class ParallelLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-class ClassVAEs(Described):
+class ClassVAEs(Rebuildable):
     """One VAE per class: p(f | z) of unit variance and q(z | f), each with one hidden layer; the prior is N(0, I)."""
 
     def __init__(self, classes: int, features: int, latent: int = 20, hidden: int = 85) -> None:

@@ -5,25 +5,25 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from etag.models.answers import AnswerRule
 from etag.models.backbone import Backbone, ModelOptions, new_backbone
+from etag.models.prediction import PredictionRule
 from etag.models.structure import build_empty, describe
 
 
 class Classifier(nn.Module):
-    """A backbone and an answer rule: normalized images in, log-probabilities over the seen classes out."""
+    """A backbone and a prediction rule: normalized images in, log-probabilities over the seen classes out."""
 
     def __init__(
         self,
         backbone: Backbone,
-        answer: AnswerRule,
+        rule: PredictionRule,
         model: ModelOptions,
         channels: int,
         size: int,
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        self.backbone, self.answer, self.temperature = backbone, answer, temperature
+        self.backbone, self.rule, self.temperature = backbone, rule, temperature
         self._model, self._channels, self._size = model, channels, size
 
     def forward(self, images: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Classifier(nn.Module):
 
     def classify(self, features: Tensor) -> Tensor:
         """Log-probabilities from pooled features."""
-        scores: Tensor = self.answer(features)
+        scores: Tensor = self.rule(features)
         return (scores / self.temperature).log_softmax(1)
 
     def describe(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Classifier(nn.Module):
             "channels": self._channels,
             "size": self._size,
             "signed": self.backbone.signed,
-            "answer": describe(self.answer),
+            "rule": describe(self.rule),
             "temperature": self.temperature,
         }
 
@@ -51,10 +51,10 @@ class Classifier(nn.Module):
         """A classifier of the described structure whose weights are not set: load a state dict into it."""
         model, channels, size = ModelOptions.model_validate(values["model"]), values["channels"], values["size"]
         with torch.device("meta"):  # nothing is computed or drawn for weights that are about to be loaded
-            backbone, answer = new_backbone(model, channels, size, values["signed"]), build_empty(values["answer"])
-            if not isinstance(answer, AnswerRule):
-                raise ValueError("it has no answer rule")
-            classifier = cls(backbone, answer, model, channels, size, values["temperature"])
+            backbone, rule = new_backbone(model, channels, size, values["signed"]), build_empty(values["rule"])
+            if not isinstance(rule, PredictionRule):
+                raise ValueError("the saved classifier has no prediction rule")
+            classifier = cls(backbone, rule, model, channels, size, values["temperature"])
         classifier.to_empty(device="cpu").eval()
         for parameter in classifier.parameters():
             if parameter.ndim == 4:  # the layout of training, so that scores are equal to the last bit

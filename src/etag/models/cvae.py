@@ -28,7 +28,7 @@ class ConditionalLinear(nn.Module):
             nn.init.uniform_(added, -bound, bound, generator=generator)
         self.rows = nn.Parameter(torch.cat([self.rows.detach(), added.to(self.rows.device)]))
 
-    def drop(self, label: int) -> None:
+    def remove_class(self, label: int) -> None:
         """Remove the row of one class."""
         self.rows = nn.Parameter(torch.cat([self.rows.detach()[:label], self.rows.detach()[label + 1 :]]))
 
@@ -38,7 +38,7 @@ class ConditionalLinear(nn.Module):
         return output
 
 
-class Residuals(StoredTensors):
+class DecoderNoise(StoredTensors):
     """Statistics of a decoder's errors: one mean per class, and one covariance for all classes. With them a generated
     feature is a sample of p(f | y, z) = N(decoder(z, y) + mean_y, covariance)."""
 
@@ -60,7 +60,7 @@ class Residuals(StoredTensors):
         ridge = 1e-6 * pooled.diagonal().mean().clamp(min=1e-6) * torch.eye(len(pooled), device=pooled.device)
         self.store(means=torch.cat([self.means, means]), factor=torch.linalg.cholesky(pooled + ridge))
 
-    def drop(self, label: int) -> None:
+    def remove_class(self, label: int) -> None:
         """Remove the mean of one class."""
         self.store(means=torch.cat([self.means[:label], self.means[label + 1 :]]))
 
@@ -75,10 +75,10 @@ class ConditionalVAE(nn.Module):
     decoder's errors are stored too."""
 
     def __init__(
-        self, features: int, latent: int = 200, hidden: int = 512, bounded: bool = False, residuals: bool = False
+        self, features: int, latent: int = 200, hidden: int = 512, bounded: bool = False, decoder_noise: bool = False
     ) -> None:
         super().__init__()
-        self.residuals = Residuals(features) if residuals else None
+        self.decoder_noise = DecoderNoise(features) if decoder_noise else None
         self.latent, self._bounded = latent, bounded
         self.encoder_in = ConditionalLinear(features, hidden)
         self.encoder = nn.Linear(hidden, hidden)
@@ -93,12 +93,12 @@ class ConditionalVAE(nn.Module):
         self.encoder_in.grow(classes, generator)
         self.decoder_in.grow(classes, generator)
 
-    def drop(self, label: int) -> None:
+    def remove_class(self, label: int) -> None:
         """Remove a class; the labels after it decrease by one."""
-        self.encoder_in.drop(label)
-        self.decoder_in.drop(label)
-        if self.residuals is not None:
-            self.residuals.drop(label)
+        self.encoder_in.remove_class(label)
+        self.decoder_in.remove_class(label)
+        if self.decoder_noise is not None:
+            self.decoder_noise.remove_class(label)
 
     def encode(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance of q(z | f, y), each (rows, latent)."""

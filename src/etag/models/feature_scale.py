@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from etag.models.modules import StoredTensors
-from etag.models.structure import Described
+from etag.models.structure import Rebuildable
 
 LEAST_DEVIATION = 0.1  # smallest deviation that is used, as a share of the mean deviation
 
 
-class FeatureScale(StoredTensors, Described):
+class FeatureScale(StoredTensors, Rebuildable):
     """Shifts and scales features to zero mean and unit variance over the images it was fitted to."""
 
     mean: Tensor

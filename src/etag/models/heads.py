@@ -11,7 +11,7 @@ from torch.nn import functional
 from etag.core.options import Options
 from etag.models.initial import build
 from etag.models.modules import Modules
-from etag.models.structure import Described
+from etag.models.structure import Rebuildable
 
 
 class HeadOptions(Options):
@@ -24,7 +24,7 @@ class HeadOptions(Options):
         "growing", description="outputs are added with each task, or all exist at once"
     )
     per_task: bool = Field(False, description="one head per task; only the newest is trained")
-    answer: Literal["probability", "logit"] = Field(
+    compare: Literal["probability", "logit"] = Field(
         "probability", description="several heads compare the probabilities of each (the paper), or logits (FACIL)"
     )
     bias: bool = Field(True, description="bias of a linear head")
@@ -53,7 +53,7 @@ class HeadOptions(Options):
         return LinearHead(features, self.bias)
 
 
-class LinearHead(Described):
+class LinearHead(Rebuildable):
     """A linear layer whose rows come in blocks of parameters. A block is the unit of freezing: a row with zero gradient
     inside a larger parameter would still be moved by Adam's weight decay."""
 
@@ -66,7 +66,7 @@ class LinearHead(Described):
         """Add a block of randomly initialized outputs."""
         self.blocks.append(build(lambda: nn.Linear(self.features, outputs, self.bias), generator))
 
-    def drop(self, first: int, count: int = 1) -> None:
+    def remove_rows(self, first: int, count: int = 1) -> None:
         """Remove `count` outputs of one block; an empty block is removed too."""
         for number, block in enumerate(self.blocks):
             if first < block.out_features:
@@ -96,7 +96,7 @@ class LinearHead(Described):
         return torch.cat([block.weight for block in self.blocks])
 
     @property
-    def trained_with_new(self) -> list[nn.Parameter]:
+    def parameters_without_old_rows(self) -> list[nn.Parameter]:
         """The parameters that train while old classes are frozen: the last block's, and those outside all blocks."""
         old = {id(parameter) for block in list(self.blocks)[:-1] for parameter in block.parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in old]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.heads import LinearHead
-from etag.models.structure import Described
+from etag.models.structure import Rebuildable
 
 
 class ClassGaussians(nn.Module):
@@ -28,11 +28,11 @@ class ClassGaussians(nn.Module):
         """Return one latent code per label, sampled from its Gaussian with the given standard normal noise."""
         return self.means[labels] + noise * torch.exp(0.5 * self.log_variances[labels])
 
-    def log_density(self, codes: Tensor, shares: Tensor) -> Tensor:
+    def log_density(self, codes: Tensor, class_probabilities: Tensor) -> Tensor:
         """Return log p of each code under a mixture of the Gaussians; `shares` are its weights (rows, classes)."""
         distance = (codes[:, None] - self.means).square() * torch.exp(-self.log_variances)
         log_p = -0.5 * (distance + self.log_variances + math.log(2 * math.pi)).sum(2)
-        return torch.logsumexp(log_p + shares.log(), dim=1)
+        return torch.logsumexp(log_p + class_probabilities.log(), dim=1)
 
 
 class Gate(nn.Module):
@@ -51,12 +51,12 @@ class Gate(nn.Module):
         order = torch.rand(classes, units, generator=generator).argsort(1)
         self.masks = torch.cat([self.masks, (order >= round(self._silent * units)).to(self.masks)])
 
-    def forward(self, units: Tensor, shares: Tensor) -> Tensor:
+    def forward(self, units: Tensor, class_probabilities: Tensor) -> Tensor:
         """Return the units times their class's mask, or the mean of masks weighted by `shares` (rows, classes)."""
-        return units * (shares @ self.masks)
+        return units * (class_probabilities @ self.masks)
 
 
-class HiddenLayers(nn.Sequential, Described):
+class HiddenLayers(nn.Sequential, Rebuildable):
     """Two hidden layers of equal width, each followed by a ReLU."""
 
     def __init__(self, features: int, hidden: int) -> None:
@@ -89,8 +89,8 @@ class ReplayNetwork(nn.Module):
         logits: Tensor = self.head(self.encoder(features))
         return logits
 
-    def decode(self, codes: Tensor, shares: Tensor) -> Tensor:
+    def decode(self, codes: Tensor, class_probabilities: Tensor) -> Tensor:
         """Return the generated feature of each code; `shares` (rows, classes) are its weights over the classes."""
-        hidden = self.gate_in(functional.relu(self.decoder_in(codes)), shares)
-        generated: Tensor = self.decoder_out(self.gate(functional.relu(self.decoder(hidden)), shares))
+        hidden = self.gate_in(functional.relu(self.decoder_in(codes)), class_probabilities)
+        generated: Tensor = self.decoder_out(self.gate(functional.relu(self.decoder(hidden)), class_probabilities))
         return generated

@@ -44,17 +44,17 @@ class Solver(nn.Module):
     def add_auxiliaries(self, count: int, stream: Stream, short: bool = False) -> None:
         """Add an auxiliary classifier without outputs behind each of the first `count` stages."""
         for stage in range(1, count + 1):
-            branch = build(partial(self.backbone.branch, stage, short), stream.generator("branch", stage))
+            branch = build(partial(self.backbone.branch, stage, short), stream.torch_generator("branch", stage))
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
 
-    def parameters_for(self, need: Need, old_classes: bool = True) -> list[nn.Parameter]:
+    def parameters_for(self, need: Need, train_old_rows: bool = True) -> list[nn.Parameter]:
         """The parameters that enter what is needed; the head's rows of old classes only with `old_classes`."""
         parts = [self.backbone, *self._auxiliaries_for(need)]
-        head = list(self.head.parameters()) if old_classes else self.head.trained_with_new
+        head = list(self.head.parameters()) if train_old_rows else self.head.parameters_without_old_rows
         return [*(parameter for part in parts for parameter in part.parameters()), *head]
 
     @property
-    def static(self) -> tuple[nn.Module, ...]:
+    def compilable(self) -> tuple[nn.Module, ...]:
         """The parts whose structure does not change when classes are added."""
         return (*self.backbone.stages, *(auxiliary.branch for auxiliary in self.auxiliaries))
 
@@ -176,7 +176,7 @@ class Teacher(Frozen[Solver]):
         return outputs
 
 
-class Features(nn.Module):
+class FeatureCollector(nn.Module):
     """The module of a pass that collects the feature and the label of each image."""
 
     def __init__(self, backbone: Backbone) -> None:
@@ -190,5 +190,5 @@ class Features(nn.Module):
 
 def build_solver(model: ModelOptions, head: HeadOptions, channels: int, size: int, stream: Stream) -> Solver:
     """A randomly initialized solver with an empty head, for images of `size` pixels per side."""
-    backbone = build(lambda: new_backbone(model, channels, size, head.signed), stream.generator("backbone"))
+    backbone = build(lambda: new_backbone(model, channels, size, head.signed), stream.torch_generator("backbone"))
     return Solver(backbone, head.new_head(backbone.feature_size))

@@ -11,10 +11,10 @@ from torch import nn
 
 from etag.models.modules import Modules
 
-CLASSES: dict[str, type["Described"]] = {}
+CLASSES: dict[str, type["Rebuildable"]] = {}
 
 
-class Described(nn.Module):
+class Rebuildable(nn.Module):
     """A module that can be described by the arguments of its constructor. Every subclass is known by its name."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -24,7 +24,7 @@ class Described(nn.Module):
 
 def describe(value: Any) -> Any:
     """A module, or a list of modules, as JSON values; plain values are returned as they are."""
-    if isinstance(value, Described):
+    if isinstance(value, Rebuildable):
         values = {name: getattr(value, name) for name in inspect.signature(type(value)).parameters}
         described = {name: describe(part) for name, part in values.items() if not isinstance(part, nn.Parameter)}
         return {"module": type(value).__name__} | described

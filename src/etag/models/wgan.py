@@ -11,7 +11,7 @@ from etag.models.modules import Modules
 STD = 0.02  # standard deviation of all initial weights
 
 
-class _Normal(nn.Linear):
+class _NormalLinear(nn.Linear):
     """A linear layer with normally distributed initial weights."""
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -30,9 +30,9 @@ class Generator(nn.Module):
 
     def __init__(self, features: int, latent: int, hidden: int) -> None:
         super().__init__()
-        self.first = ConditionalLinear(latent, hidden, _Normal, STD)
-        self.second = _Normal(hidden, hidden)
-        self.last = _Normal(hidden, features)
+        self.first = ConditionalLinear(latent, hidden, _NormalLinear, STD)
+        self.second = _NormalLinear(hidden, hidden)
+        self.last = _NormalLinear(hidden, features)
 
     def forward(self, latent: Tensor, labels: Tensor) -> Tensor:
         """Return one generated feature per row: (rows, features)."""
@@ -45,14 +45,14 @@ class Critic(nn.Module):
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
-        self.first = _Normal(features, hidden)
-        self.second = _Normal(hidden, hidden)
-        self.score = _Normal(hidden, 1)
-        self.classes: Modules[_Normal] = Modules()  # one vector per class, in one block per task
+        self.first = _NormalLinear(features, hidden)
+        self.second = _NormalLinear(hidden, hidden)
+        self.score = _NormalLinear(hidden, 1)
+        self.classes: Modules[_NormalLinear] = Modules()  # one vector per class, in one block per task
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add `classes` new classes."""
-        self.classes.append(build(lambda: _Normal(self.second.out_features, classes, bias=False), generator))
+        self.classes.append(build(lambda: _NormalLinear(self.second.out_features, classes, bias=False), generator))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return one score per row."""

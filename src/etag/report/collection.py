@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from etag.core.errors import EtagError
 from etag.core.options import file_error
-from etag.experiments import recipes, yaml
-from etag.experiments.paper import printed
+from etag.experiments import recipes, yaml_files
+from etag.experiments.paper import published
 from etag.report.groups import RunGroup, check_comparable, group_runs
 from etag.report.records import RunRecord, read_run
 
@@ -166,7 +166,7 @@ def _group(runs: Sequence[RunRecord], alone: bool, grids: dict[Path, GridFolder]
 
 def _grid(folder: Path) -> GridFolder:
     path = folder / GRID
-    content = yaml.read(path)
+    content = yaml_files.read(path)
     blocks = content.get("runs", [{}])
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise EtagError(f"{path}: 'runs' must be a list of blocks, each with its methods, seeds and so on.")
@@ -175,7 +175,7 @@ def _grid(folder: Path) -> GridFolder:
     except ValidationError as error:
         raise file_error(error, str(path)) from error
     for column in file.paper.values():
-        if column not in printed().table1:
-            known = ", ".join(printed().table1)
+        if column not in published().table1:
+            known = ", ".join(published().table1)
             raise EtagError(f"{path}: the paper's Table 1 has no column '{column}', only {known}.")
     return GridFolder(folder, path.read_text(), file)

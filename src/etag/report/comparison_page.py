@@ -143,7 +143,7 @@ def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section
 def _features(group: RunGroup) -> Section:
     """Every group has a section of its own, because each has its own key."""
     images, key = page_figures.feature_figures(group)
-    about = f"{page_figures.ABOUT_EMBEDDING} A color means the same class or task in all panels."
+    about = f"{page_figures.ABOUT_TSNE} A color means the same class or task in all panels."
     if not key:
         about += " These runs have different orders of classes: the report of each has the key to its colors."
     return Section(f"Features, {group.title}", about, figures=images, small=True, key=key)

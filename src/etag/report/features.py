@@ -28,25 +28,25 @@ Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Embedding:
+class TsnePoints:
     """Features of test images in two dimensions, with the class of each."""
 
     points: list[list[float]]
     labels: list[int]
 
 
-def embeddings(run: RunRecord, tasks: Collection[int]) -> dict[int, Embedding]:
+def tsne_by_task(run: RunRecord, tasks: Collection[int]) -> dict[int, TsnePoints]:
     """The t-SNE of the features saved after these tasks, by task; tasks with too few images are left out."""
     files = task_files(run.path / FOLDER, "npz")
-    found = {task: _embedding(*read_features(files[task], run.metrics.classes)) for task in tasks if task in files}
+    found = {task: _tsne_points(*read_features(files[task], run.metrics.classes)) for task in tasks if task in files}
     return {task: embedding for task, embedding in found.items() if embedding is not None}
 
 
-def some_embeddings(run: RunRecord) -> dict[int, Embedding]:
+def tsne_of_some_tasks(run: RunRecord) -> dict[int, TsnePoints]:
     """The t-SNE after at most `PANELS` of the tasks with saved features: the first, the last, and evenly between."""
     tasks = list(task_files(run.path / FOLDER, "npz"))
     places = np.linspace(0, len(tasks) - 1, min(PANELS, len(tasks)))
-    return embeddings(run, [tasks[round(place)] for place in places])
+    return tsne_by_task(run, [tasks[round(place)] for place in places])
 
 
 def read_features(path: Path, classes: int) -> tuple[Values, Labels]:
@@ -73,11 +73,11 @@ def _damaged(path: Path, reason: str) -> EtagError:
     return EtagError(f"{path} cannot be used: {reason}; remove the file, or repeat the run.")
 
 
-def _embedding(values: Values, labels: Labels) -> Embedding | None:
+def _tsne_points(values: Values, labels: Labels) -> TsnePoints | None:
     if len(labels) < LEAST_ROWS:
         return None
     rows = pick_rows(torch.from_numpy(labels), POINTS).numpy()
-    return Embedding(tsne(values[rows], SEED), labels[rows].tolist())
+    return TsnePoints(tsne(values[rows], SEED), labels[rows].tolist())
 
 
 def tsne(features: npt.ArrayLike, seed: int) -> list[list[float]]:

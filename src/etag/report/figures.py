@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from etag.core.text import duration
-from etag.report.features import Embedding
+from etag.report.features import TsnePoints
 from etag.report.losses import PhaseLosses
 from etag.report.style import GRAY, LINE_COLORS, VERMILION, Style, drawable, short
 
@@ -230,21 +230,19 @@ def _bound_tasks(axes: Axes, classes_per_task: Sequence[int]) -> None:
         top.spines["top"].set_visible(False)
 
 
-def embedding_scatter(points: Sequence[Point], groups: Sequence[int], styles: Sequence[Style]) -> Figure:
+def tsne_scatter(points: Sequence[Point], groups: Sequence[int], styles: Sequence[Style]) -> Figure:
     """Points of a plane; `groups` has the number of the style of each point."""
     figure, axes = _figure(WIDTH, RATIO * WIDTH)
     _scatter(axes, points, groups, styles)
     return figure
 
 
-def embedding_panels(
-    embeddings: Mapping[int, Embedding], group_of: Mapping[int, int], styles: Sequence[Style]
-) -> Figure:
+def tsne_panels(tsne_by_task: Mapping[int, TsnePoints], group_of: Mapping[int, int], styles: Sequence[Style]) -> Figure:
     """t-SNE after each of some tasks, one panel per task; `group_of` has the number of the style of each class."""
-    columns = min(len(embeddings), 2 if len(embeddings) <= 4 else 3)
-    rows = math.ceil(len(embeddings) / columns)
+    columns = min(len(tsne_by_task), 2 if len(tsne_by_task) <= 4 else 3)
+    rows = math.ceil(len(tsne_by_task) / columns)
     figure = Figure(figsize=(NARROW, rows * (NARROW / columns + 0.2)), layout="constrained")
-    for place, (task, embedding) in enumerate(sorted(embeddings.items()), start=1):
+    for place, (task, embedding) in enumerate(sorted(tsne_by_task.items()), start=1):
         axes = figure.add_subplot(rows, columns, place)
         groups = [group_of[label] for label in embedding.labels]
         _scatter(axes, embedding.points, groups, styles, NARROW / columns / WIDTH)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etag.core.errors import EtagError
-from etag.experiments.paper import column_of, printed
+from etag.experiments.paper import column_of, published
 from etag.report.agreement import Spread
 from etag.report.figures import Bar, Curve
 from etag.report.layout import layout
@@ -162,7 +162,7 @@ def group_runs(records: Sequence[RunRecord], title: str, column: str | None = No
 
 
 def _order(member: MethodRuns) -> tuple[bool, int, str]:
-    rows = printed().methods
+    rows = published().methods
     place = rows.index(member.method) if member.method in rows else len(rows)
     return member.is_variant, place, member.label
 

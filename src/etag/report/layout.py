@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from etag.core.options import Options
-from etag.experiments import yaml
+from etag.experiments import yaml_files
 
 FILE = Path(__file__).with_name("layout.yaml")
 
@@ -27,4 +27,4 @@ class Layout(Options):
 @cache
 def layout() -> Layout:
     """The content of layout.yaml."""
-    return Layout.model_validate(yaml.read(FILE))
+    return Layout.model_validate(yaml_files.read(FILE))

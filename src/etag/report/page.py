@@ -11,7 +11,7 @@ from etag.core.files import write_atomically
 from etag.core.text import data_size, duration, exact_count, percent, short_count, task_sizes
 from etag.evaluation.metrics import METRICS
 from etag.report import page_figures
-from etag.report.features import some_embeddings
+from etag.report.features import tsne_of_some_tasks
 from etag.report.losses import losses_by_phase
 from etag.report.records import Metrics, RunRecord, read_run
 from etag.report.style import method_title
@@ -95,13 +95,13 @@ def _tiles(metrics: Metrics) -> list[tuple[str, str, str]]:
 
 def _features(record: RunRecord) -> tuple[list[page_figures.InlineFigure], page_figures.Key]:
     """The t-SNE after the last task with saved features; and after each of them, if there are several."""
-    by_task = some_embeddings(record)
+    by_task = tsne_of_some_tasks(record)
     if not by_task:
         return [], []
     metrics, last = record.metrics, max(by_task)
     place, key = page_figures.class_key(range(metrics.classes), metrics)
-    found = [page_figures.embedding_scatter(by_task[last], metrics, last)]
+    found = [page_figures.tsne_scatter(by_task[last], metrics, last)]
     if len(by_task) > 1:
         title, caption = method_title(metrics.method), "The same after several tasks, each laid out anew."
-        found.append(page_figures.embedding_panels(title, by_task, place, key, caption))
+        found.append(page_figures.tsne_panels(title, by_task, place, key, caption))
     return found, key

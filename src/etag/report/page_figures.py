@@ -15,7 +15,7 @@ from PIL import Image
 from etag.core.text import duration, fixed, percent
 from etag.report import figures
 from etag.report import style as styles
-from etag.report.features import Embedding, some_embeddings
+from etag.report.features import TsnePoints, tsne_of_some_tasks
 from etag.report.groups import MethodRuns, RunGroup, representatives, styled
 from etag.report.layout import layout
 from etag.report.losses import PhaseLosses
@@ -35,9 +35,7 @@ ABOUT_CONFUSION = (
     "Predictions after the last task, in percent of each true class; lines separate the tasks. "
     "The color scale follows the square root, so that rare confusions are visible."
 )
-ABOUT_EMBEDDING = (
-    "Features of test images in two dimensions (t-SNE); points that are near each other have similar features."
-)
+ABOUT_TSNE = "Features of test images in two dimensions (t-SNE); points that are near each other have similar features."
 
 
 @dataclass(frozen=True)
@@ -158,24 +156,24 @@ def class_key(labels: Iterable[int], metrics: Metrics) -> tuple[dict[int, int], 
     return dict(enumerate(metrics.task_of_class)), list(zip(styles.task_styles(metrics.tasks), names, strict=True))
 
 
-def embedding_scatter(embedding: Embedding, metrics: Metrics, task: int) -> InlineFigure:
+def tsne_scatter(embedding: TsnePoints, metrics: Metrics, task: int) -> InlineFigure:
     """The t-SNE of test features of one run after a task (from 1), with the colors of `class_key`."""
     place, key = class_key(range(metrics.classes), metrics)
     groups = [place[label] for label in embedding.labels]
     return raster(
-        figures.embedding_scatter(embedding.points, groups, [style for style, _ in key]),
+        figures.tsne_scatter(embedding.points, groups, [style for style, _ in key]),
         f"t-SNE of {len(embedding.points)} test images of {_name(metrics)} after task {task}, "
         f"colored by {'class' if metrics.classes <= CLASSES_WITH_OWN_STYLE else 'task'}.",
-        f"After task {task}. {ABOUT_EMBEDDING}",
+        f"After task {task}. {ABOUT_TSNE}",
     )
 
 
-def embedding_panels(
-    title: str, by_task: Mapping[int, Embedding], place: Mapping[int, int], key: Key, caption: str | None = None
+def tsne_panels(
+    title: str, by_task: Mapping[int, TsnePoints], place: Mapping[int, int], key: Key, caption: str | None = None
 ) -> InlineFigure:
     """One t-SNE per task; `title` names the run, and is the caption if there is no other."""
     return raster(
-        figures.embedding_panels(by_task, place, [style for style, _ in key]),
+        figures.tsne_panels(by_task, place, [style for style, _ in key]),
         f"t-SNE of test images of {title} after tasks {', '.join(map(str, by_task))}.",
         caption or title,
     )
@@ -310,7 +308,7 @@ def accuracy_matrix_figures(group: RunGroup) -> list[InlineFigure]:
 def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
     """The t-SNE after each task of one run of each method that is shown in detail and saved features, with the key to
     the colors; the key is empty if the runs have different orders of classes."""
-    runs = [(title, run, some_embeddings(run)) for title, run in representatives(group.detailed)]
+    runs = [(title, run, tsne_of_some_tasks(run)) for title, run in representatives(group.detailed)]
     found = [(title, run, by_task) for title, run, by_task in runs if by_task]
     if not found:
         return [], []
@@ -323,7 +321,7 @@ def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
             for task, one in by_task.items()
             for point, label in zip(one.points, one.labels, strict=True)
         ]
-        image = replace(embedding_panels(title, by_task, place, key), rows=[["task", "class", "x", "y"], *rows])
+        image = replace(tsne_panels(title, by_task, place, key), rows=[["task", "class", "x", "y"], *rows])
         images.append(_named("tsne", group, image, run))
     orders = {tuple(run.metrics.class_names) for _, run, _ in found}
     return images, key if len(orders) == 1 else []

@@ -7,11 +7,11 @@ from functools import cached_property
 
 from etag.core.text import fixed
 from etag.evaluation.metrics import METRICS, Metric
-from etag.experiments.paper import column_of, printed
+from etag.experiments.paper import column_of, published
 from etag.report.agreement import RESAMPLES, Agreement, agreement, paired
 from etag.report.groups import MethodRuns, RunGroup
 from etag.report.layout import layout
-from etag.report.style import is_embedded, method_title
+from etag.report.style import is_e_variant, method_title
 from etag.report.tables import BEST, SECOND, Cell, Column, Row, Table, number_cell, spread_cell
 
 CellsOf = tuple[Column, Sequence[Cell]]  # a column with its cells
@@ -29,7 +29,7 @@ def member_table(
     """A table with one row per member; the rows have the members' titles, or `titles` under another heading."""
     names = [Cell(title) for title in titles or [member.title for member in members]]
     lines = zip(names, *(cells for _, cells in columns), strict=True)
-    rows = [Row(line, is_embedded(member.method)) for member, line in zip(members, lines, strict=True)]
+    rows = [Row(line, is_e_variant(member.method)) for member, line in zip(members, lines, strict=True)]
     heads = [Column(heading, number=False), *(column for column, _ in columns)]
     return Table(f"{kind}-{group.slug}", group.title, heads, rows, notes)
 
@@ -62,15 +62,15 @@ def _kind(member: MethodRuns) -> int:
     """Bounds, methods of the paper's Table 1, other methods, variants: a line separates them."""
     if member.is_variant:
         return 3
-    return 0 if member.is_bound else 1 if member.method in printed().methods else 2
+    return 0 if member.is_bound else 1 if member.method in published().methods else 2
 
 
 def _printed(group: RunGroup, letter: str) -> list[Cell]:
     column, cells = group.column or "", []
     for member in group.all:
-        result = None if member.is_variant else printed().table1[column].get(member.method)
+        result = None if member.is_variant else published().table1[column].get(member.method)
         cell = number_cell(getattr(result, letter, None), deviation=getattr(result, f"{letter}_std", None))
-        doubtful = result is not None and printed().doubt(column, member.method, letter)
+        doubtful = result is not None and published().doubt(column, member.method, letter)
         cells.append(replace(cell, text=f"{cell.text} †") if doubtful else cell)
     return cells
 
@@ -92,12 +92,12 @@ def _notes(group: RunGroup) -> list[str]:
         notes[0] += " ± is the sample standard deviation over seeds."
     if bounds := [member.title for member in group.all if member.is_bound]:
         notes.append(f"References that are not ranked: {', '.join(bounds)}.")
-    if any(is_embedded(member.method) for member in group.all):
+    if any(is_e_variant(member.method) for member in group.all):
         notes.append("Shaded: eXX is XX with embedding distillation.")
     if any(member.stores_images for member in group.all):
         notes.append("‡ stores exemplars: images of earlier classes.")
     if group.column:
-        wrong = (one for one in printed().doubtful if one.column == group.column and one.method in group.members)
+        wrong = (one for one in published().doubtful if one.column == group.column and one.method in group.members)
         notes.append(_stands_for(group, group.column))
         notes += [f"† As the paper prints it for {method_title(one.method)}: it {one.note}." for one in wrong]
     return [*notes, *_remarks(group)]
@@ -136,7 +136,7 @@ class Ranking:
     @property
     def theirs(self) -> list[float]:
         """The paper's A of each method."""
-        return [printed().table1[self.column][member.method].A for member in self.members]
+        return [published().table1[self.column][member.method].A for member in self.members]
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -146,7 +146,7 @@ class Ranking:
 
 def ranking(group: RunGroup) -> Ranking | None:
     """The two rankings, if the group stands for a column of the paper and has at least three of its methods."""
-    members = [m for m in group.all if m.label in printed().methods and not m.is_bound]
+    members = [m for m in group.all if m.label in published().methods and not m.is_bound]
     return Ranking(group, group.column, members) if group.column and len(members) > 2 else None
 
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from etag.core.text import data_size, short_count
-from etag.experiments import yaml
-from etag.experiments.paper import printed
+from etag.experiments import yaml_files
+from etag.experiments.paper import published
 from etag.report.agreement import Spread
 from etag.report.groups import MethodRuns, RunGroup
 from etag.report.layout import layout
@@ -20,8 +20,8 @@ def ablation_table(group: RunGroup) -> Table | None:
     """The paper's Table 2: the components of each baseline and its accuracy."""
     if not group.some(layout().ablations) or layout().main not in group.members:
         return None
-    members = group.some(printed().ablation)
-    found = [printed().ablation[member.method] for member in members]
+    members = group.some(published().ablation)
+    found = [published().ablation[member.method] for member in members]
     columns: list[CellsOf] = [
         (Column("GE", number=False), [Cell(one.GE) for one in found]),
         (Column("KD", number=False), [Cell(one.KD) for one in found]),
@@ -42,17 +42,17 @@ def self_supervised_table(group: RunGroup) -> Table | None:
     members = [group.members[run] for _, _, run in tasks]
     if not any(member.is_variant for member in members):
         return None
-    columns = _beside_the_paper(members, [number_cell(printed().self_supervised[key]) for key, _, _ in tasks])
+    columns = _beside_the_paper(members, [number_cell(published().self_supervised[key]) for key, _, _ in tasks])
     titles = [title for _, title, _ in tasks]
     return member_table("self-supervised", group, members, columns, [EQUAL_TASKS], "self-supervised task", titles)
 
 
 def generative_table(group: RunGroup) -> Table | None:
     """The paper's comparison of generative methods."""
-    members = group.some(printed().generative)
+    members = group.some(published().generative)
     if len(members) < 3:
         return None
-    found = [printed().generative[member.method] for member in members]
+    found = [published().generative[member.method] for member in members]
     columns = _beside_the_paper(members, [number_cell(one.A, deviation=one.A_std) for one in found])
     note = "The paper’s values are of CIFAR-100 in 10 equal tasks."
     return member_table("generative", group, members, columns, [note])
@@ -69,7 +69,7 @@ def by_temperature(group: RunGroup) -> dict[float, MethodRuns]:
     pattern = re.compile(rf"{re.escape(layout().temperature_runs)}(\d+(?:\.\d+)?)")
     found = {float(m[1]): member for label, member in group.members.items() if (m := pattern.fullmatch(label))}
     for main in group.some([layout().main]) if found else []:
-        value = yaml.parse(main.runs[0].config, str(main.runs[0].path / "config.yaml"))
+        value = yaml_files.parse(main.runs[0].config, str(main.runs[0].path / "config.yaml"))
         for key in layout().temperature_option.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, int | float):
@@ -79,7 +79,7 @@ def by_temperature(group: RunGroup) -> dict[float, MethodRuns]:
 
 def time_table(group: RunGroup, reference: MethodRuns | None) -> Table:
     """Seconds to train and to test; as a share of the reference's; beside the paper's if it has these methods."""
-    times = printed().time
+    times = published().time
     beside = len(times.keys() & group.members.keys()) > 1
     ours = {
         "train (s)": [spread_cell(_over(m, lambda run: sum(run.train_seconds)), 1) for m in group.all],

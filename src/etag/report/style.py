@@ -47,15 +47,15 @@ def method_info(method: str) -> MethodInfo | None:
 
 def method_title(method: str) -> str:
     """A method's title; "e" and the title of XX for eXX; the name itself if the method is unknown or has no title."""
-    if is_embedded(method):
+    if is_e_variant(method):
         return f"e{method_title(method[1:])}"
     info = method_info(method)
     return (info.title if info else "") or method
 
 
-def is_embedded(method: str) -> bool:
+def is_e_variant(method: str) -> bool:
     """Whether it is eXX: another method with embedding distillation added."""
-    return method in METHODS and METHODS[method].is_embedded
+    return method in METHODS and METHODS[method].is_e_variant
 
 
 def uses_all_data(method: str) -> bool:
@@ -72,7 +72,7 @@ def method_styles(methods: Sequence[str]) -> list[Style]:
     bases = [_base(method, methods[:place].count(method)) for place, method in enumerate(methods)]
     distinct = list(dict.fromkeys(bases))
     colors = dict(zip(distinct, _colors(distinct), strict=True))
-    with_variant = {method[1:] for method in methods if is_embedded(method)}
+    with_variant = {method[1:] for method in methods if is_e_variant(method)}
     styles: list[Style] = []
     for place, (method, base) in enumerate(zip(methods, bases, strict=True)):
         dashed = method in with_variant or uses_all_data(method)
@@ -85,7 +85,7 @@ def method_styles(methods: Sequence[str]) -> list[Style]:
 
 def _base(method: str, earlier: int) -> tuple[str, int]:
     """What shares a color: a method and its e-variant, drawn for the first time or again."""
-    return (method[1:] if is_embedded(method) else method, earlier)
+    return (method[1:] if is_e_variant(method) else method, earlier)
 
 
 def _colors(bases: Sequence[tuple[str, int]]) -> list[str]:

@@ -31,8 +31,8 @@ def test_a_folder_becomes_a_scenario(zoo, picture):
     assert (scenario.name, scenario.channels, scenario.size) == ("folder", 3, 8)
     assert (preprocess.mean, preprocess.std, preprocess.size, preprocess.flip) == (MEAN, STD, 8, True)
     for task in scenario:
-        assert task.train.labels.tolist() == [label for label in range(task.old, task.seen) for _ in range(5)]
-        assert task.test.labels.tolist() == list(range(task.old, task.seen))
+        assert task.train.labels.tolist() == [label for label in range(task.num_old, task.num_seen) for _ in range(5)]
+        assert task.test.labels.tolist() == list(range(task.num_old, task.num_seen))
     emu = [picture(zoo / "again.png", seed=12 + k) for k in range(6)]  # the same images that `zoo` wrote
     expected = torch.stack([torch.from_numpy(pixels).permute(2, 0, 1) for pixels in emu])
     assert torch.equal(scenario.tasks[1].test.pixels[0], expected[4])

@@ -37,17 +37,17 @@ def test_images_are_stored_larger_than_the_crops(imagenet):
     assert images.shape == (150, 3, 64, 64)  # 256 for 224
     color = images.float().mean((0, 2, 3)) / 255
     assert color.tolist() == pytest.approx(preprocess.mean, abs=0.06)  # real photographs, red first
-    windows = preprocess.train(images, Draws(Stream.root(0)), 150)
+    windows = preprocess.augmented(images, Draws(Stream.root(0)), 150)
     assert windows.shape == (150, 3, 56, 56)
-    assert preprocess.test(images).shape == (150, 3, 56, 56)
+    assert preprocess.centered(images).shape == (150, 3, 56, 56)
 
 
 def test_images_equal_the_pixels_of_their_files(imagenet, shared_data):
     scenario, _ = imagenet(classes=10, size=196, order="natural")  # stored at 224, the size of the files
     for label, name in enumerate(ALL):
         files = sorted((shared_data / "imagenet-mini" / "train" / name).iterdir())
-        task = next(task for task in scenario if label < task.seen)
-        stored = task.train.pixels[label - task.old].permute(1, 2, 0).numpy()
+        task = next(task for task in scenario if label < task.num_seen)
+        stored = task.train.pixels[label - task.num_old].permute(1, 2, 0).numpy()
         assert np.array_equal(stored, np.asarray(Image.open(files[0]).convert("RGB")))
 
 
@@ -87,9 +87,9 @@ def test_resized_crop_crops_at_random_sizes(imagenet):
     images = scenario.tasks[0].train.pixels
     draws = Draws(Stream.root(0))
     assert preprocess.resized_crop
-    crops = preprocess.train(images, draws, len(images))
+    crops = preprocess.augmented(images, draws, len(images))
     assert crops.shape == (5, 3, 28, 28)
-    assert torch.equal(crops, preprocess.train(images, draws, len(images)))
+    assert torch.equal(crops, preprocess.augmented(images, draws, len(images)))
 
 
 def test_train_and_val_are_both_needed(tmp_path, classes_in):

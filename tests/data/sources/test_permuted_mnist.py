@@ -22,7 +22,7 @@ def plain(shared_data):
 
 def test_each_task_is_mnist_under_one_fixed_permutation(options, plain):
     scenario, _ = build_scenario(options, "b0-3x10", seed=5)
-    assert scenario.classes_per_task == [10, 10, 10]
+    assert scenario.new_classes_per_task == [10, 10, 10]
     for number, task in enumerate(scenario):
         order = np.random.RandomState(number).permutation(784)
         assert sorted(task.train.labels.tolist()) == [10 * number + digit for digit in range(10) for _ in range(3)]
@@ -45,7 +45,7 @@ def test_the_run_seed_changes_neither_the_data_nor_the_class_order(options):
 def test_permuted_images_are_not_augmented(options):
     scenario, preprocess = build_scenario(options, "b0-3x10", 0)
     images = scenario.tasks[1].train.pixels
-    assert torch.equal(preprocess.train(images, Draws(Stream.root(0)), len(images)), preprocess.test(images))
+    assert torch.equal(preprocess.augmented(images, Draws(Stream.root(0)), len(images)), preprocess.centered(images))
 
 
 def test_permutations_sets_the_number_of_classes(options):
@@ -63,7 +63,7 @@ def test_with_domains_every_task_has_the_same_ten_classes(options):
     assert shared.classes == tuple("0123456789")
     assert shared.classes_per_task == [10, 0, 0]
     assert shared.classes_in_task == [10, 10, 10]
-    assert [(task.old, task.new, task.seen) for task in shared] == [(0, 10, 10), (10, 0, 10), (10, 0, 10)]
+    assert [(task.num_old, task.num_new, task.num_seen) for task in shared] == [(0, 10, 10), (10, 0, 10), (10, 0, 10)]
     for number, (left, right) in enumerate(zip(separate, shared, strict=True)):
         assert torch.equal(left.train.pixels, right.train.pixels)
         assert torch.equal(left.train.labels - 10 * number, right.train.labels)

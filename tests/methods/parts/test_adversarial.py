@@ -79,10 +79,10 @@ def naive_terms(naive, laboratory, index, batch, group):
         }
     terms = {"generated": -gan.critic(made, labels)[0].mean()}
     if index:
-        old_labels = draws.integers("old labels", 0, task.old, rows).tolist()
+        old_labels = draws.integers("old labels", 0, task.num_old, rows).tolist()
         codes = draws.normal("old codes", rows, 5)
         wanted = NaiveGan(naive, method.generator.old.network).decode(codes, old_labels)
-        weight = method.options.generator.match_factor * task.old / task.new
+        weight = method.options.generator.match_factor * task.num_old / task.num_new
         terms["match"] = weight * ((gan.decode(codes, old_labels) - wanted) ** 2).sum()
     return terms
 
@@ -122,7 +122,7 @@ def test_the_mean_over_two_processes_is_what_one_computes(at_task, group):
     laboratory, _ = at_task(1)
     method, task, terms = laboratory.method, laboratory.task(1), []
     found = laboratory.engine.run_pass(method.features_pass("features", task.train, 2))
-    features = CachedFeatures.of(found, len(task.train))
+    features = CachedFeatures.from_pass(found, len(task.train))
     for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
         method.generator._placement = placement
         weights = method.generator_weights(task)
@@ -223,7 +223,7 @@ def test_the_solver_and_the_old_generator_rest(at_task, snapshot):
 def test_what_is_replayed_comes_from_the_old_generator(at_task, naive):
     laboratory, phase = at_task(1)
     generator, task, batch = laboratory.method.generator, laboratory.task(1), batch_of(phase)
-    labels, features = generator.generate(batch, task, 20)
+    labels, features = generator.replay(batch, task, 20)
     codes = batch.draws.normal("replay codes", 20, 5)
     expected = NaiveGan(naive, generator.old.network).decode(codes, labels)
     torch.testing.assert_close(features.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from etag.core.outputs import Need, Outputs, Views
 from etag.core.random import Draws, Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Step
+from etag.core.work import Batch, StepData
 from etag.data.views import ROTATIONS
 from etag.methods.parts.distillation import attention_term, cosine_term, l2_term, logits_term, pod_term
 from etag.methods.parts.objective import SolverObjective
@@ -16,9 +16,9 @@ from etag.models.heads import HeadOptions
 from etag.models.solver import Teacher, build_solver
 
 STREAM = Stream.root(0)
-TASK = Task(index=1, old=3, new=2, train=None, test=None, base=3)
+TASK = Task(index=1, num_old=3, num_new=2, train=None, test=None, num_base=3)
 BATCH = Batch(
-    torch.randn(4, 1, 32, 32, dtype=torch.float64, generator=STREAM.generator("images")),
+    torch.randn(4, 1, 32, 32, dtype=torch.float64, generator=STREAM.torch_generator("images")),
     torch.tensor([3, 4, 4, 3]),
     Draws(STREAM),
     4,
@@ -28,29 +28,29 @@ LAST = 4  # stage; its map is of 4 x 4 pixels
 
 
 def numbers(*shape, key="a"):
-    return torch.randn(*shape, dtype=torch.float64, generator=STREAM.generator(key, *shape))
+    return torch.randn(*shape, dtype=torch.float64, generator=STREAM.torch_generator(key, *shape))
 
 
 @pytest.fixture
 def networks(disturb):
     """A student that has left its teacher and grown by two classes, and that teacher; in float64."""
     solver = build_solver(ModelOptions(width=2), HeadOptions(), 1, 32, STREAM).double()
-    solver.head.grow(3, STREAM.generator("head"))
+    solver.head.grow(3, STREAM.torch_generator("head"))
     disturb(solver.double(), "old", 0.3)
     teacher = Teacher(solver)
-    solver.head.grow(2, STREAM.generator("more"))
+    solver.head.grow(2, STREAM.torch_generator("more"))
     return disturb(solver.double(), "new").eval(), teacher
 
 
 def step_of(networks, need):
     solver, teacher = networks
-    return Step(BATCH, SHOWN, solver(SHOWN, need), teacher.targets(SHOWN, need))
+    return StepData(BATCH, SHOWN, solver(SHOWN, need), teacher.targets(SHOWN, need))
 
 
 def attention(networks, stage=LAST, weight=1.0):
     """The term, and its value."""
     term = attention_term(TASK, *networks, stage, weight)
-    return term, term.compute(step_of(networks, term.student))
+    return term, term.compute(step_of(networks, term.student_need))
 
 
 # -- attention: its value --------------------------------------------------------------------------
@@ -153,8 +153,8 @@ def pulled(networks):
 def test_attention_alone_pulls_at_the_students_backbone(networks, stage):
     _, value = attention(networks, stage)
     value.backward()
-    below = {name for name, _ in networks[0].backbone.named_parameters() if int(name.split(".")[1]) < stage}
-    assert below <= pulled(networks)
+    with_prefix = {name for name, _ in networks[0].backbone.named_parameters() if int(name.split(".")[1]) < stage}
+    assert with_prefix <= pulled(networks)
     assert all(parameter.grad is None for parameter in networks[1].parameters())
 
 
@@ -199,7 +199,7 @@ def test_it_takes_part_in_an_objective_among_views(networks):
 def test_outputs_of_old_classes_are_distilled_and_no_others(naive):
     student, teacher = numbers(4, 5).requires_grad_(), numbers(4, 3, key="b")
     term = logits_term(TASK, tau=2.0, weight=1.5)
-    value = term.compute(Step(BATCH, SHOWN, Outputs(logits=student), Outputs(logits=teacher)))
+    value = term.compute(StepData(BATCH, SHOWN, Outputs(logits=student), Outputs(logits=teacher)))
     value.backward()
     expected = 0.0
     for new, old in zip(naive.rows(student), naive.rows(teacher), strict=True):
@@ -208,14 +208,14 @@ def test_outputs_of_old_classes_are_distilled_and_no_others(naive):
     assert value.item() == pytest.approx(expected, rel=1e-12)
     assert (student.grad[:, :3] != 0).all()
     assert torch.count_nonzero(student.grad[:, 3:]) == 0
-    assert (term.name, term.weight, term.student, term.teacher) == ("kd", 1.5, Need.LOGITS, Need.LOGITS)
+    assert (term.name, term.weight, term.student_need, term.teacher_need) == ("kd", 1.5, Need.LOGITS, Need.LOGITS)
 
 
 def test_a_teacher_with_outputs_for_all_classes_is_heard_on_the_old_ones():
     student, teacher = numbers(4, 5), numbers(4, 7, key="b")
     term = logits_term(TASK, 2.0, 1.0)
     cut, whole = (Outputs(logits=logits) for logits in (teacher[:, :3], teacher))
-    assert torch.equal(*(term.compute(Step(BATCH, SHOWN, Outputs(logits=student), said)) for said in (cut, whole)))
+    assert torch.equal(*(term.compute(StepData(BATCH, SHOWN, Outputs(logits=student), said)) for said in (cut, whole)))
 
 
 # -- features and maps -----------------------------------------------------------------------------
@@ -229,27 +229,37 @@ def test_features_are_compared_on_the_images_or_on_all_views(naive, reduction, v
     term = l2_term(reduction, views, 2.0)
     squares = naive.squares(*pairs[views])
     expected = sum(map(math.sqrt, squares)) / len(squares) if reduction == "mean_norm" else math.sqrt(sum(squares))
-    assert term.compute(Step(BATCH, SHOWN, *said)).item() == pytest.approx(expected, rel=1e-12)
+    assert term.compute(StepData(BATCH, SHOWN, *said)).item() == pytest.approx(expected, rel=1e-12)
     need = Need.FEATURE if views == "plain" else Need.VIEW_FEATURES
-    assert (term.name, term.weight, term.student, term.teacher) == ("l2", 2.0, need, need)
+    assert (term.name, term.weight, term.student_need, term.teacher_need) == ("l2", 2.0, need, need)
 
 
 def test_directions_of_features_are_compared_under_any_name(naive):
     student, teacher = numbers(4, 6).requires_grad_(), numbers(4, 6, key="b")
     term = cosine_term("less_forget", 2.5)
-    value = term.compute(Step(BATCH, SHOWN, Outputs(feature=student), Outputs(feature=teacher)))
+    value = term.compute(StepData(BATCH, SHOWN, Outputs(feature=student), Outputs(feature=teacher)))
     value.backward()
     pairs = zip(map(unit, naive.rows(student)), map(unit, naive.rows(teacher)), strict=True)
     expected = sum(1 - sum(a * b for a, b in zip(x, y, strict=True)) for x, y in pairs) / 4
     assert value.item() == pytest.approx(expected, rel=1e-12)
     assert student.grad.any(1).all()
-    assert (term.name, term.weight, term.student, term.teacher) == ("less_forget", 2.5, Need.FEATURE, Need.FEATURE)
+    assert (term.name, term.weight, term.student_need, term.teacher_need) == (
+        "less_forget",
+        2.5,
+        Need.FEATURE,
+        Need.FEATURE,
+    )
 
 
 def test_pod_compares_every_stages_map_before_its_activation(networks, naive):
     term = pod_term(2.0)
-    assert (term.name, term.weight, term.student, term.teacher) == ("pod_spatial", 2.0, Need.STAGES, Need.STAGES)
-    step = step_of(networks, term.student)
+    assert (term.name, term.weight, term.student_need, term.teacher_need) == (
+        "pod_spatial",
+        2.0,
+        Need.STAGES,
+        Need.STAGES,
+    )
+    step = step_of(networks, term.student_need)
     assert all(maps.min() < 0 for maps in step.student.raw_stages)
 
     def pooled(image):
@@ -266,4 +276,4 @@ def test_pod_compares_every_stages_map_before_its_activation(networks, naive):
     value.backward()
     assert {name for name, _ in networks[0].backbone.named_parameters()} == pulled(networks)
     only_raw = (Outputs(raw_stages=said.raw_stages) for said in (step.student, step.teacher))
-    assert torch.equal(term.compute(Step(BATCH, SHOWN, *only_raw)), value)
+    assert torch.equal(term.compute(StepData(BATCH, SHOWN, *only_raw)), value)

@@ -327,7 +327,7 @@ def test_a_step_may_use_the_views_of_some_images_only(solver_phase, share, numbe
         last = shown[-1]
         assert torch.equal(last.inputs[:12], batch.inputs), "the images are all there"
         assert len(last.selected) == len(last.labels) == used
-        views = ROTATIONS.of(batch.inputs, batch.labels)
+        views = ROTATIONS.all_views(batch.inputs, batch.labels)
         for row, label in zip(last.inputs[last.selected], last.labels, strict=True):
             match = [k for k, view in enumerate(views.inputs) if torch.equal(view, row)]
             assert label in views.labels[match]

@@ -28,12 +28,12 @@ def second_task(lab, disturb):
 def test_replayed_features_are_the_old_generators(naive, second_task):
     laboratory, phase = second_task
     generator, task, batch = laboratory.method.generator, laboratory.task(1), next(phase.batches.epoch(0))
-    labels, features = generator.generate(batch, task, 300)
+    labels, features = generator.replay(batch, task, 300)
     codes = batch.draws.normal("replay codes", 300, 5)
     np.testing.assert_allclose(features, naive.decode(generator.old.network, codes, labels), atol=1e-5)
     assert not features.requires_grad
     counts = labels.bincount()
-    assert len(counts) == task.old  # every old class, no new one
+    assert len(counts) == task.num_old  # every old class, no new one
     assert counts.min() > 70  # uniformly: 100 each is expected
 
 
@@ -51,7 +51,7 @@ def test_what_is_replayed_differs_from_step_to_step(second_task):
     laboratory, phase = second_task
     generator, task = laboratory.method.generator, laboratory.task(1)
     first, second = [
-        generator.generate(batch, task, 8) for epoch in range(2) for batch in list(phase.batches.epoch(epoch))[:1]
+        generator.replay(batch, task, 8) for epoch in range(2) for batch in list(phase.batches.epoch(epoch))[:1]
     ]
     assert not torch.equal(first[1], second[1])
 
@@ -75,7 +75,7 @@ def test_the_pass_gives_the_features_of_freshly_augmented_images_pass_by_pass(la
         (batch,) = augmented.epoch(number)
         expected = method.solver.eval()(batch.inputs, Need.FEATURE).feature
         torch.testing.assert_close(found["features"][number * rows : (number + 1) * rows], expected)
-    cached = CachedFeatures.of(found, rows)
+    cached = CachedFeatures.from_pass(found, rows)
     phase = method.generator.phase(task, cached, {}, method.solver.head, method.stream("generator"))
     for epoch in range(4):
         (batch, *_) = phase.batches.epoch(epoch)
@@ -147,11 +147,11 @@ def test_every_kind_replays_old_classes_through_the_same_calls(lab, kind):
     generator, task = laboratory.method.generator, laboratory.task(1)
     assert laboratory.method.parts[generator.role] is generator.network
     batch = next(laboratory.works(1)["solver"].batches.epoch(0))
-    labels, features = generator.generate(batch, task, 10)
+    labels, features = generator.replay(batch, task, 10)
     assert features.shape == (10, laboratory.method.solver.backbone.feature_size)
-    assert set(labels.tolist()) <= set(range(task.old))
+    assert set(labels.tolist()) <= set(range(task.num_old))
     assert not features.requires_grad
-    assert generator.learns_after(task, task.seen) is generator.learns_after_last is True
+    assert generator.trains_after(task, task.num_seen) is generator.trains_after_last_task is True
 
 
 @pytest.mark.parametrize("kind", ["wgan", "prototypes"])

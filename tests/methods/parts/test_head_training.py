@@ -28,9 +28,9 @@ def begun(lab, disturb):
 def naive_terms(naive, laboratory, batch, weight):
     """Eq. (5) on features: cross-entropies over all seen classes."""
     method, task = laboratory.method, laboratory.task(1)
-    labels, generated = method.generator.generate(batch, task, batch.total)
-    assert set(labels.tolist()) <= set(range(task.old))
-    head, seen = method.solver.head, range(task.seen)
+    labels, generated = method.generator.replay(batch, task, batch.total)
+    assert set(labels.tolist()) <= set(range(task.num_old))
+    head, seen = method.solver.head, range(task.num_seen)
     new = naive.cross_entropy(naive.head(head, batch.inputs), batch.labels.tolist(), seen)
     old = naive.cross_entropy(naive.head(head, generated), labels.tolist(), seen)
     return {"ce": new, "replay": weight * old}

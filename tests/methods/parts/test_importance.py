@@ -47,7 +47,7 @@ def gradient(solver, value):
 def logits_of(laboratory, rows, index=0):
     """Of some images, without chance, by autograd's usual way."""
     pixels = laboratory.task(index).train.pixels[rows]
-    return laboratory.method.solver.eval()(laboratory.preprocess.test(pixels), Need.LOGITS).logits
+    return laboratory.method.solver.eval()(laboratory.preprocess.centered(pixels), Need.LOGITS).logits
 
 
 def log_likelihood_of(naive, logits, kind, true, uniform):
@@ -143,7 +143,7 @@ def test_facils_shortcut_is_the_batchs_mean_gradient_times_its_size(at_task, nam
 def test_drawn_labels_are_one_per_row_and_as_frequent_as_they_are_likely(naive):
     logits = torch.tensor([0.5, -1.0, 2.0, 0.0])
     rows, log_p = 20_000, naive.log_softmax(logits.tolist())
-    uniform = torch.rand(rows, generator=Stream.root(0).generator())
+    uniform = torch.rand(rows, generator=Stream.root(0).torch_generator())
     found = log_likelihood("multinomial")(logits.expand(rows, 4), torch.zeros(rows).long(), uniform)
     assert found.shape == (rows,)
     shares = [(found + value).abs().lt(1e-5).sum().item() / rows for value in log_p]
@@ -159,7 +159,7 @@ def test_a_draw_at_either_end_is_still_a_label():
 
 
 def test_what_is_drawn_or_likeliest_is_no_path_for_gradients():
-    logits = torch.randn(4, 3, generator=Stream.root(0).generator()).requires_grad_()
+    logits = torch.randn(4, 3, generator=Stream.root(0).torch_generator()).requires_grad_()
     log_likelihood("argmax")(logits, torch.zeros(4).long(), torch.zeros(4)).sum().backward()
     top = torch.nn.functional.one_hot(logits.argmax(1), 3)
     torch.testing.assert_close(logits.grad, logits.detach().softmax(1) - top)

@@ -9,7 +9,7 @@ from etag.methods.parts.imprinting import centers
 
 
 def numbers(*shape, key="a"):
-    return torch.randn(*shape, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 def unit(row):
@@ -36,7 +36,7 @@ def test_one_center_is_the_mean_of_directions():
 def test_several_centers_are_those_of_clusters_of_directions(seed):
     axes = torch.eye(4)[:3]
     near = 0.05 * numbers(12, 4)
-    lengths = 1 + 9 * torch.rand(12, 1, generator=Stream.root(0).generator("lengths"))
+    lengths = 1 + 9 * torch.rand(12, 1, generator=Stream.root(0).torch_generator("lengths"))
     features = lengths * (axes.repeat(4, 1) + near)  # rows 0, 3, 6, 9 belong together, and so on
     found = centers(features, 3, seed)
     expected = [mean_direction(features[first::3]) for first in range(3)]
@@ -90,7 +90,7 @@ def features_by_class(laboratory):
     """Of the second task, by the solver as it is, without chance."""
     images = laboratory.task(1).train
     with torch.no_grad():
-        features = laboratory.method.solver.eval()(laboratory.preprocess.test(images.pixels), Need.FEATURE).feature
+        features = laboratory.method.solver.eval()(laboratory.preprocess.centered(images.pixels), Need.FEATURE).feature
     return [features[images.labels == label] for label in (3, 4)]
 
 

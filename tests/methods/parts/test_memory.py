@@ -14,7 +14,7 @@ from etag.methods.parts.memory import ExemplarMemory, ExemplarOptions, herding
 
 
 def numbers(*shape, key="a"):
-    return torch.randn(*shape, generator=Stream.root(0).generator(key, *shape))
+    return torch.randn(*shape, generator=Stream.root(0).torch_generator(key, *shape))
 
 
 # -- herding ---------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ CLASSES, EACH = (2, 1, 2), 6  # per task; images a class
 def task(index):
     """Images whose first pixel is their class, and the second their number within the class."""
     old, new = sum(CLASSES[:index]), CLASSES[index]
-    order = torch.randperm(new * EACH, generator=Stream.root(index).generator("order"))
+    order = torch.randperm(new * EACH, generator=Stream.root(index).torch_generator("order"))
     labels, numbers = old + order % new, order // new
     pixels = torch.zeros(new * EACH, 1, 2, 2, dtype=torch.uint8)
     pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = labels.byte(), numbers.byte()
@@ -94,7 +94,7 @@ def memory(tasks=3, seed=0, **options):
     made = ExemplarMemory(ExemplarOptions(**options))
     for index in range(tasks):
         given = task(index)
-        made.add(given, features_of(given), Stream.root(seed).generator("selection", index))
+        made.add(given, features_of(given), Stream.root(seed).torch_generator("selection", index))
     return made
 
 
@@ -110,7 +110,7 @@ def test_so_many_of_every_class_are_kept_best_first(per_class):
     expected = {}
     for index in range(3):
         given = task(index)
-        for label in range(given.old, given.seen):
+        for label in range(given.num_old, given.num_seen):
             rows = (given.train.labels == label).nonzero().flatten()
             chosen = brute_force(features_of(given)[rows], per_class)
             expected[label] = [identities(given.train)[rows[place]][2] for place in chosen]
@@ -161,7 +161,7 @@ def test_images_in_files_are_kept_as_pixels_and_joined_to_files(tmp_path):
     files = np.array([str(tmp_path / f"{number}.png") for number in range(6)])
     images = FileImages(files, torch.tensor([0, 1, 0, 1, 0, 1]), side=4, workers=0)
     made, features = ExemplarMemory(ExemplarOptions(per_class=2)), numbers(6, 3)
-    made.add(Task(0, 0, 2, images, images, 2), features, Stream.root(0).generator())
+    made.add(Task(0, 0, 2, images, images, 2), features, Stream.root(0).torch_generator())
     chosen = [[0, 2, 4][place] for place in brute_force(features[0::2], 2)]
     chosen += [[1, 3, 5][place] for place in brute_force(features[1::2], 2)]
     expected = torch.from_numpy(pixels).permute(0, 3, 1, 2)
@@ -179,7 +179,7 @@ def test_it_is_saved_and_loaded_into_a_fresh_one():
     assert kept(fresh) == kept(made)
     assert fresh.images.pixels.dtype == torch.uint8
     for part in (made, fresh):
-        part.add(task(2), features_of(task(2)), Stream.root(0).generator())
+        part.add(task(2), features_of(task(2)), Stream.root(0).torch_generator())
     assert kept(fresh) == kept(made)
 
 

@@ -16,16 +16,16 @@ STREAM = Stream.root(0)
 @pytest.fixture
 def solver():
     made = build_solver(ModelOptions(width=2), HeadOptions(), 1, 8, STREAM)
-    made.head.grow(3, STREAM.generator("head"))
+    made.head.grow(3, STREAM.torch_generator("head"))
     made.add_auxiliaries(3, STREAM)
     for auxiliary in made.auxiliaries:
-        auxiliary.head.grow(12, STREAM.generator("auxiliary"))
+        auxiliary.head.grow(12, STREAM.torch_generator("auxiliary"))
     return made.eval()
 
 
 @pytest.fixture
 def batch():
-    images = torch.randn(5, 1, 8, 8, generator=STREAM.generator("images"))
+    images = torch.randn(5, 1, 8, 8, generator=STREAM.torch_generator("images"))
     return Batch(images, torch.tensor([0, 1, 2, 0, 1]), Draws(STREAM), 5)
 
 
@@ -37,14 +37,14 @@ def calls(network):
 
 
 def logits_term(name="logits", weight=1.0):
-    return Term(name, lambda step: step.student.logits.square().sum(), weight, student=Need.LOGITS)
+    return Term(name, lambda step: step.student.logits.square().sum(), weight, student_need=Need.LOGITS)
 
 
 def auxiliary_term(weight=1.0):
     def compute(step):
         return (step.student.auxiliary[0] - step.teacher.auxiliary[0]).square().sum()
 
-    return Term("auxiliary", compute, weight, student=Need.AUXILIARY, teacher=Need.AUXILIARY)
+    return Term("auxiliary", compute, weight, student_need=Need.AUXILIARY, teacher_need=Need.AUXILIARY)
 
 
 def test_terms_are_weighted_and_named(solver, batch):
@@ -82,7 +82,7 @@ def test_a_term_of_weight_zero_is_not_computed_nor_is_what_it_needs(solver, batc
 
     teacher = Teacher(solver)
     student_calls, teacher_calls = calls(solver), calls(teacher.network)
-    absent = Term("absent", never, 0.0, student=Need.AUXILIARY, teacher=Need.AUXILIARY)
+    absent = Term("absent", never, 0.0, student_need=Need.AUXILIARY, teacher_need=Need.AUXILIARY)
     terms = SolverObjective(solver, teacher, [logits_term(), absent], ROTATIONS)(batch)
     assert list(terms) == ["logits"]
     assert (student_calls, teacher_calls) == ([5], [])
@@ -96,7 +96,9 @@ def test_views_reach_the_terms_view_by_view(solver, batch):
         return step.student.auxiliary[0].sum()
 
     need = Need.AUXILIARY | Need.FEATURE
-    SolverObjective(solver, teacher, [Term("look", look, student=need, teacher=Need.AUXILIARY)], ROTATIONS)(batch)
+    SolverObjective(solver, teacher, [Term("look", look, student_need=need, teacher_need=Need.AUXILIARY)], ROTATIONS)(
+        batch
+    )
     (step,) = seen
     assert step.batch is batch
     assert (len(step.views.inputs), step.views.image_count, step.views.selected) == (20, 5, None)
@@ -125,33 +127,33 @@ def test_stages_and_branches_of_those_who_look_may_be_compiled(solver):
     teacher = Teacher(solver)
     alone = SolverObjective(solver, teacher, [logits_term()], ROTATIONS)
     both = SolverObjective(solver, teacher, [logits_term(), auxiliary_term()], ROTATIONS)
-    assert ids(alone.static) == ids(parts(solver))
-    assert ids(both.static) == ids([*parts(solver), *parts(teacher.network)])
-    assert len(both.static) == 2 * (4 + 3)
-    within = ids(module for part in both.static for module in part.modules())
+    assert ids(alone.compilable) == ids(parts(solver))
+    assert ids(both.compilable) == ids([*parts(solver), *parts(teacher.network)])
+    assert len(both.compilable) == 2 * (4 + 3)
+    within = ids(module for part in both.compilable for module in part.modules())
     assert not within & ids([solver.head, *(auxiliary.head for auxiliary in solver.auxiliaries)])  # those grow
 
 
 def test_nothing_is_compiled_where_a_gradient_is_differentiated(solver):
     second, absent = (Term("second", lambda step: 0.0, weight, second_order=True) for weight in (1.0, 0.0))
-    assert SolverObjective(solver, None, [logits_term(), second], ROTATIONS).static == ()
-    assert len(SolverObjective(solver, None, [logits_term(), absent], ROTATIONS).static) == 7
+    assert SolverObjective(solver, None, [logits_term(), second], ROTATIONS).compilable == ()
+    assert len(SolverObjective(solver, None, [logits_term(), absent], ROTATIONS).compilable) == 7
 
 
 @pytest.mark.parametrize(("options", "count"), [({}, 0), ({"stage": 1}, 0), ({"gamma": 0.0}, 8)], ids=str)
 def test_attention_at_an_earlier_stage_than_the_last_leaves_nothing_to_compile(lab, options, count):
     laboratory = lab("lwm", {"stage": 3} | options)
     laboratory.begin(0)
-    assert len(laboratory.works(0)["solver"].static) == 4  # there is no attention yet
+    assert len(laboratory.works(0)["solver"].compilable) == 4  # there is no attention yet
     laboratory.begin(1)
-    assert len(laboratory.works(1)["solver"].static) == count
+    assert len(laboratory.works(1)["solver"].compilable) == count
 
 
 def test_a_phase_offers_what_its_objective_does(lab):
     laboratory = lab("etag")
     laboratory.begin(0, 1)
     works = laboratory.works(1)
-    assert ids(works["solver"].static) == ids(
+    assert ids(works["solver"].compilable) == ids(
         [*parts(laboratory.method.solver), *parts(laboratory.method.teacher.network)]
     )
-    assert works["generator"].static == ()
+    assert works["generator"].compilable == ()

@@ -12,14 +12,14 @@ from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.fidelity import FidelityOptions
 from etag.methods.parts.prototypes import PrototypeOptions, Prototypes
 
-TASKS = [Task(index, old, new, None, None, base=3) for index, (old, new) in enumerate([(0, 3), (3, 2)])]
+TASKS = [Task(index, old, new, None, None, num_base=3) for index, (old, new) in enumerate([(0, 3), (3, 2)])]
 BATCH = Batch(torch.zeros(4, 1), torch.zeros(4).long(), Draws(Stream.root(0).child("step")), 4)
 
 
 def features_of(task, each=6):
     """Features of every class, mixed, as a pass finds them; each class has a mean and a spread of its own."""
-    labels = torch.arange(each * task.new) % task.new + task.old
-    noise = torch.randn(len(labels), 4, generator=Stream.root(task.index).generator())
+    labels = torch.arange(each * task.num_new) % task.num_new + task.num_old
+    noise = torch.randn(len(labels), 4, generator=Stream.root(task.index).torch_generator())
     return {"features": 10.0 * labels[:, None] + (1 + labels[:, None]) * noise, "labels": labels}
 
 
@@ -80,20 +80,20 @@ def test_they_are_saved_and_loaded_into_fresh_ones(learned):
 
 
 def test_labels_are_drawn_uniformly_from_the_old_classes(learned):
-    labels, _ = learned.generate(BATCH, TASKS[1], 3000)
+    labels, _ = learned.replay(BATCH, TASKS[1], 3000)
     counts = torch.bincount(labels, minlength=5).tolist()
     assert counts[3:] == [0, 0]
     assert counts[:3] == [pytest.approx(1000, abs=100)] * 3
 
 
 def test_without_spread_the_prototypes_themselves_are_generated(learned):
-    labels, features = learned.generate(BATCH, TASKS[1], 20)
+    labels, features = learned.replay(BATCH, TASKS[1], 20)
     assert features.tolist() == [learned.means[label].tolist() for label in labels]
 
 
 def test_noise_is_as_wide_as_the_base_classes(learned):
-    labels, features = learned.generate(BATCH, TASKS[1], 6000, noise=True)
-    assert torch.equal(labels, learned.generate(BATCH, TASKS[1], 6000)[0])
+    labels, features = learned.replay(BATCH, TASKS[1], 6000, noise=True)
+    assert torch.equal(labels, learned.replay(BATCH, TASKS[1], 6000)[0])
     for label in range(3):
         rows, width = features[labels == label], learned.radius.expand(4)
         torch.testing.assert_close(rows.mean(0), learned.means[label], rtol=0, atol=0.1 * width.max().item())
@@ -101,14 +101,14 @@ def test_noise_is_as_wide_as_the_base_classes(learned):
 
 
 def test_with_a_radius_every_coordinate_has_noise_of_its_own(learned):
-    labels, features = learned.generate(BATCH, TASKS[1], 6000, noise=True)
+    labels, features = learned.replay(BATCH, TASKS[1], 6000, noise=True)
     apart = torch.corrcoef((features - learned.means[labels]).T) - torch.eye(4)
     assert apart.abs().max() < 0.05
 
 
 def test_a_steps_draws_decide_and_another_steps_are_others(learned):
     other = Batch(BATCH.inputs, BATCH.labels, Draws(Stream.root(0).child("next")), 4)
-    one, same, another = (learned.generate(batch, TASKS[1], 8, noise=True)[1] for batch in (BATCH, BATCH, other))
+    one, same, another = (learned.replay(batch, TASKS[1], 8, noise=True)[1] for batch in (BATCH, BATCH, other))
     assert torch.equal(one, same)
     assert not torch.equal(one, another)
 
@@ -120,11 +120,11 @@ def test_the_generator_replays_the_means():
     generator = PrototypeOptions().create(4, Stream.root(0), Placement(), FidelityOptions())
     for task in TASKS:
         generator.begin_task(task)
-        generator.add_classes(task.new, Stream.root(0))
+        generator.add_classes(task.num_new, Stream.root(0))
         found = features_of(task)
-        plan = generator.learn(task, CachedFeatures.of(found, len(found["labels"])), {}, None, Stream.root(0))
+        plan = generator.learn(task, CachedFeatures.from_pass(found, len(found["labels"])), {}, None, Stream.root(0))
         assert list(plan) == [], "nothing is trained"
-    found, expected = generator.generate(BATCH, TASKS[1], 8), generator.network.generate(BATCH, TASKS[1], 8)
+    found, expected = generator.replay(BATCH, TASKS[1], 8), generator.network.replay(BATCH, TASKS[1], 8)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
     assert generator.role == "prototypes"

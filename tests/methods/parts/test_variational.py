@@ -53,9 +53,9 @@ def naive_terms(naive, laboratory, index, batch):
     options, fidelity = method.options.generator, method.options.fidelity
     generator, head = method.generator.network, method.solver.head
     rows, draws, labels = len(batch.labels), batch.draws, batch.labels.tolist()
-    ratio = task.old / task.new
+    ratio = task.num_old / task.num_new
     if fidelity.ratio == "integer":
-        ratio = task.base // task.new + index - 1
+        ratio = task.num_base // task.num_new + index - 1
 
     mean, log_variance = naive.encode(generator, batch.inputs, labels)
     noise = draws.normal("posterior", rows, options.latent).double().numpy()
@@ -74,7 +74,7 @@ def naive_terms(naive, laboratory, index, batch):
         return terms
     if method.options.guidance and fidelity.guide_weight == "normalized":
         terms["guide"] /= 1 + ratio
-    old_labels = draws.integers("old labels", 0, task.old, rows).tolist()
+    old_labels = draws.integers("old labels", 0, task.num_old, rows).tolist()
     codes = draws.normal("old codes", rows, options.latent)
     made, wanted = (naive.decode(vae, codes, old_labels) for vae in (generator, method.generator.old.network))
     weight = ratio if method.options.lambda_vae is None else method.options.lambda_vae
@@ -155,7 +155,7 @@ def test_the_mean_over_two_processes_is_what_one_computes(at_task, options):
     laboratory, _ = at_task(1, options)
     method, task, terms = laboratory.method, laboratory.task(1), []
     found = laboratory.engine.run_pass(method.features_pass("features", task.train, 2))
-    features, weights = CachedFeatures.of(found, len(task.train)), method.generator_weights(task)
+    features, weights = CachedFeatures.from_pass(found, len(task.train)), method.generator_weights(task)
     for placement in (Placement(), Placement(rank=0, world=2), Placement(rank=1, world=2)):
         method.generator._placement = placement
         phase = method.generator.phase(task, features, weights, method.solver.head, method.stream("generator"))
@@ -205,7 +205,7 @@ def test_training_the_generator_leaves_solver_and_old_generator_alone(at_task, s
     for name, module in resting.items():
         for key, value in module.state_dict().items():
             assert torch.equal(value, before[name][key]), (name, key)
-    generator, old = method.generator.network, laboratory.task(1).old
+    generator, old = method.generator.network, laboratory.task(1).num_old
     assert not any(torch.equal(value, trained[key]) for key, value in generator.state_dict().items())
     moved = {
         key: (generator.get_parameter(key) != trained[key]).any(1) for key in ("encoder_in.rows", "decoder_in.rows")
@@ -250,11 +250,11 @@ def test_the_networks_size_is_an_option(lab):
 
 def test_residuals_give_generated_features_the_spread_of_real_ones(lab):
     """Of features with a spread that a hardly trained VAE knows nothing of."""
-    laboratory = lab("etag", {"generator": {"residuals": True}})
+    laboratory = lab("etag", {"generator": {"decoder_noise": True}})
     laboratory.begin(0)
     generator, task = laboratory.method.generator, laboratory.task(0)
     draws = torch.Generator().manual_seed(0)
-    labels = torch.arange(task.seen).repeat_interleave(300)
+    labels = torch.arange(task.num_seen).repeat_interleave(300)
     width = generator.network.decoder_out.out_features
     features = 20 + labels[:, None] + 2 * torch.randn(len(labels), width, generator=draws)
     cached = CachedFeatures(features[None], labels)
@@ -266,7 +266,7 @@ def test_residuals_give_generated_features_the_spread_of_real_ones(lab):
 
     with torch.no_grad():
         made = generator.sample(labels, normal)
-    for label in range(task.seen):
+    for label in range(task.num_seen):
         own = labels == label
         torch.testing.assert_close(made[own].mean(0), features[own].mean(0), atol=0.7, rtol=0)
         assert made[own].var(0).mean() == pytest.approx(features[own].var(0).mean().item(), rel=0.15)
@@ -275,6 +275,6 @@ def test_residuals_give_generated_features_the_spread_of_real_ones(lab):
 def test_without_residuals_the_decoders_mean_is_replayed(at_task):
     laboratory, _ = at_task(1)
     generator, batch = laboratory.method.generator, next(laboratory.works(1)["solver"].batches.epoch(0))
-    labels, made = generator.generate(batch, laboratory.task(1), 6)
+    labels, made = generator.replay(batch, laboratory.task(1), 6)
     codes = batch.draws.normal("replay codes", 6, generator.network.latent)
     assert torch.equal(made, generator.old.network.decode(codes, labels).detach())

@@ -31,15 +31,15 @@ STREAM = Stream.root(0)
 
 def solver(name, size, auxiliaries=0, **options):
     network = build_solver(ModelOptions(**{"backbone": name, "width": 4} | options), HeadOptions(), 3, size, STREAM)
-    network.head.grow(2, STREAM.generator("head"))
+    network.head.grow(2, STREAM.torch_generator("head"))
     network.add_auxiliaries(auxiliaries, STREAM)
     for number, auxiliary in enumerate(network.auxiliaries):
-        auxiliary.head.grow(8, STREAM.generator("auxiliary", number))
+        auxiliary.head.grow(8, STREAM.torch_generator("auxiliary", number))
     return network
 
 
 def images(size, rows=6):
-    return torch.randn(rows, 3, size, size, generator=STREAM.generator("images", size))
+    return torch.randn(rows, 3, size, size, generator=STREAM.torch_generator("images", size))
 
 
 def shapes(module):
@@ -86,7 +86,7 @@ def test_features_are_not_negative(name, stem, size, disturb):
 @pytest.mark.parametrize(("name", "stem", "size"), SMALLEST_SIZES)
 def test_the_smallest_image_gives_a_last_map_of_one_pixel_and_can_be_trained_on(name, stem, size):
     network = solver(name, size, stem=stem, auxiliaries=len(solver(name, size, stem=stem).backbone.stages))
-    assert network.backbone.smallest == size
+    assert network.backbone.min_side == size
     outputs = network.train()(images(size), Need.LOGITS | Need.STAGES | Need.AUXILIARY)
     assert outputs.stages[-1].shape[2:] == ((1, 1) if outputs.stages[-1].ndim == 4 else ())
     (outputs.logits.sum() + sum(logits.sum() for logits in outputs.auxiliary)).backward()

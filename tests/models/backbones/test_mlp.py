@@ -21,7 +21,7 @@ def test_the_default_network_has_two_layers_of_400():
 
 def test_an_mlp_is_two_linear_layers_with_relu(naive, disturb):
     network = disturb(mlp(size=4, channels=2, width=6))
-    images = torch.randn(5, 2, 4, 4, generator=STREAM.generator("x"))
+    images = torch.randn(5, 2, 4, 4, generator=STREAM.torch_generator("x"))
     outputs = network(images.contiguous(memory_format=torch.channels_last), Need.STAGES | Need.FEATURE)
     x, expected = images.double().numpy().reshape(5, 32), []
     for layer in (network.backbone.stages[0][1], network.backbone.stages[1][0]):

@@ -42,8 +42,8 @@ def test_the_narrowest_network_has_at_least_one_channel_everywhere():
 @pytest.mark.parametrize("expansion", [1, 6])
 @pytest.mark.parametrize(("out", "stride", "added"), [(3, 1, True), (3, 2, False), (4, 1, False)])
 def test_a_block_expands_filters_and_projects(expansion, out, stride, added, disturb):
-    block = disturb(build(lambda: InvertedResidual(3, out, stride, expansion), STREAM.generator())).eval()
-    x = y = 3 * torch.randn(2, 3, 6, 6, generator=STREAM.generator("x"))
+    block = disturb(build(lambda: InvertedResidual(3, out, stride, expansion), STREAM.torch_generator())).eval()
+    x = y = 3 * torch.randn(2, 3, 6, 6, generator=STREAM.torch_generator("x"))
     state = list(block.state_dict().values())
     layers = [state[first : first + 6] for first in range(0, len(state), 6)]
     assert len(layers) == (3 if expansion > 1 else 2)
@@ -60,5 +60,5 @@ def test_a_block_expands_filters_and_projects(expansion, out, stride, added, dis
 
 def test_activations_are_clipped_at_six(disturb):
     network = disturb(mobilenet(width=4), scale=1.0).eval()
-    outputs = network(100 * torch.randn(4, 3, 32, 32, generator=STREAM.generator("x")), Need.STAGES)
+    outputs = network(100 * torch.randn(4, 3, 32, 32, generator=STREAM.torch_generator("x")), Need.STAGES)
     assert outputs.stages[-1].max() == 6

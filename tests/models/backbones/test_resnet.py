@@ -45,7 +45,7 @@ def test_stages_halve_the_side_and_double_the_width(name, size, stem, sides):
 )
 def test_the_default_networks_have_the_published_number_of_parameters(name, stem, classes, count):
     network = build_solver(ModelOptions(backbone=name, stem=stem), HeadOptions(), 3, 32, Stream.root(0))
-    network.head.grow(classes, Stream.root(0).generator())
+    network.head.grow(classes, Stream.root(0).torch_generator())
     assert sum(parameter.numel() for parameter in network.parameters()) == count
 
 
@@ -69,7 +69,9 @@ def test_every_block_is_followed_by_a_relu(name, stem, disturb):
     for number, stage in enumerate([*network.stages, disturb(network.branch(len(network.stages)))[0]]):
         layers = list(stage.eval())[0 if number else stem_size :]
         blocks = [layer for layer in layers if isinstance(layer, BasicBlock)]
-        x = y = torch.randn(2, blocks[0].first[0].in_channels, 8, 8, generator=Stream.root(0).generator("x", number))
+        x = y = torch.randn(
+            2, blocks[0].first[0].in_channels, 8, 8, generator=Stream.root(0).torch_generator("x", number)
+        )
         for block in blocks:
             before = block(y)
             has_negative.append(bool((before < 0).any()))
@@ -80,8 +82,8 @@ def test_every_block_is_followed_by_a_relu(name, stem, disturb):
 
 @pytest.mark.parametrize(("channels", "out", "stride"), [(4, 4, 1), (4, 8, 2), (4, 8, 1)])
 def test_a_block_adds_two_convolutions_to_its_shortcut(channels, out, stride, disturb):
-    block = disturb(build(lambda: BasicBlock(channels, out, stride), Stream.root(0).generator())).eval()
-    x = torch.randn(2, channels, 6, 6, generator=Stream.root(0).generator("x"))
+    block = disturb(build(lambda: BasicBlock(channels, out, stride), Stream.root(0).torch_generator())).eval()
+    x = torch.randn(2, channels, 6, 6, generator=Stream.root(0).torch_generator("x"))
     conv1, norm1, conv2, norm2 = *block.first, *block.second
     residual = norm2(conv2(norm1(conv1(x)).clamp_min(0)))
     shortcut = (
@@ -96,5 +98,5 @@ def test_a_block_adds_two_convolutions_to_its_shortcut(channels, out, stride, di
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_maps_are_not_negative(stem, disturb):
     network = disturb(build_solver(ModelOptions(width=2, stem=stem), HeadOptions(), 3, 32, Stream.root(0))).eval()
-    outputs = network(torch.randn(2, 3, 32, 32, generator=Stream.root(0).generator("x")), Need.STAGES)
+    outputs = network(torch.randn(2, 3, 32, 32, generator=Stream.root(0).torch_generator("x")), Need.STAGES)
     assert all(maps.min() == 0 for maps in outputs.stages)

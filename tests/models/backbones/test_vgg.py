@@ -32,7 +32,7 @@ def test_every_stage_halves_the_side(size, sides):
 def test_a_stage_has_convolutions_and_pooling(stage, convolutions, disturb):
     network = vgg(32, width=2)
     layers = disturb(network.stages[stage - 1] if stage < 6 else network.branch(5)[0]).eval()
-    x = y = torch.randn(2, layers[0][0].in_channels, 4, 4, generator=STREAM.generator("x"))
+    x = y = torch.randn(2, layers[0][0].in_channels, 4, 4, generator=STREAM.torch_generator("x"))
     state = list(layers.state_dict().values())
     for first in range(0, 6 * convolutions, 6):
         weight, scale, shift, mean, variance, _ = state[first : first + 6]

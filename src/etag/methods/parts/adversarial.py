@@ -85,17 +85,17 @@ class AdversarialObjective(nn.Module):
         return terms
 
     def _penalty(self, batch: Batch, generated: Tensor) -> Tensor:
-        share = batch.draws.uniform("between", batch.total, 1)
+        between_weight = batch.draws.uniform("between", batch.total, 1)
         with torch.enable_grad():  # a penalty on a gradient needs one, even where only its value is asked for
-            between = (batch.inputs + share * (generated - batch.inputs)).requires_grad_()
+            between = (batch.inputs + between_weight * (generated - batch.inputs)).requires_grad_()
             return gradient_penalty(self.gan.critic(between, batch.labels), between)
 
     def _distance_to_old(self, batch: Batch) -> Tensor:
         """Squared distance of the features that the old and the new generator give for the same codes of old classes,
         summed over the global batch; processes average their losses, hence the factor."""
-        labels = batch.draws.integers("old labels", 0, self._task.old, batch.total)
+        labels = batch.draws.integers("old labels", 0, self._task.num_old, batch.total)
         codes = batch.draws.normal("old codes", batch.total, self.gan.latent)
         with torch.no_grad():
             target = require(self.old).network.decode(codes, labels)
-        shares = batch.total / len(batch.labels)
-        return shares * squared_error(self.gan.decode(codes, labels), target, half=False, per_row=False)
+        processes = batch.total / len(batch.labels)
+        return processes * squared_error(self.gan.decode(codes, labels), target, half=False, per_row=False)

@@ -14,11 +14,11 @@ from etag.data.batches import FeatureBatches
 class CachedFeatures:
     """The result of a features pass: one or more (augmented) passes over the same images."""
 
-    passes: Tensor  # (passes, images, feature)
+    features: Tensor  # (passes, images, feature)
     labels: Tensor  # (images,)
 
     @classmethod
-    def of(cls, result: dict[str, Tensor], images: int) -> Self:
+    def from_pass(cls, result: dict[str, Tensor], images: int) -> Self:
         """From the rows of all passes, one pass after another."""
         features = result["features"]
         return cls(features.view(-1, images, features.shape[1]), result["labels"][:images])
@@ -26,15 +26,15 @@ class CachedFeatures:
     @property
     def all_features(self) -> Tensor:
         """The features of all passes, one row each."""
-        return self.passes.flatten(0, 1)
+        return self.features.flatten(0, 1)
 
     @property
     def all_labels(self) -> Tensor:
         """The labels of `all_features`."""
-        return self.labels.repeat(len(self.passes))
+        return self.labels.repeat(len(self.features))
 
     def batches(self, training: TrainOptions, stream: Stream, placement: Placement) -> FeatureBatches:
         """Shuffled batches; the epochs use the passes in turn."""
         return FeatureBatches(
-            self.passes, self.labels, training.batch_size, stream, placement, drop_last=training.drop_last
+            self.features, self.labels, training.batch_size, stream, placement, drop_last=training.drop_last
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from etag.core.outputs import Need, Outputs, require
 from etag.core.scenario import Task
-from etag.core.work import Step, Term
+from etag.core.work import StepData, Term
 from etag.losses.distillation import (
     attention_distance,
     class_activation_map,
@@ -24,11 +24,11 @@ from etag.models.solver import Solver, Teacher
 def logits_term(task: Task, tau: float, weight: float) -> Term:
     """LwF: cross-entropy with the teacher's logits of all old classes, at temperature tau."""
 
-    def compute(step: Step) -> Tensor:
+    def compute(step: StepData) -> Tensor:
         student, teacher = require(step.student.logits), require(step.teacher.logits)
-        return logit_distillation(student[:, : task.old], teacher[:, : task.old], tau)
+        return logit_distillation(student[:, : task.num_old], teacher[:, : task.num_old], tau)
 
-    return Term("kd", compute, weight, student=Need.LOGITS, teacher=Need.LOGITS)
+    return Term("kd", compute, weight, student_need=Need.LOGITS, teacher_need=Need.LOGITS)
 
 
 def features_term(
@@ -37,12 +37,12 @@ def features_term(
     """A distance between the pooled features of student and teacher, on the images or on all their views."""
     need = Need.FEATURE if views == "plain" else Need.VIEW_FEATURES
 
-    def compute(step: Step) -> Tensor:
+    def compute(step: StepData) -> Tensor:
         outputs = (step.student, step.teacher)
         student, teacher = (require(o.feature if views == "plain" else o.view_features) for o in outputs)
         return distance(student, teacher)
 
-    return Term(name, compute, weight, student=need, teacher=need)
+    return Term(name, compute, weight, student_need=need, teacher_need=need)
 
 
 def l2_term(reduction: Literal["mean_norm", "frobenius"], views: Literal["plain", "all"], weight: float) -> Term:
@@ -58,10 +58,10 @@ def cosine_term(name: str, weight: float) -> Term:
 def pod_term(weight: float) -> Term:
     """PODNet's POD-spatial on the maps of all stages, before their activations."""
 
-    def compute(step: Step) -> Tensor:
+    def compute(step: StepData) -> Tensor:
         return pod_spatial(step.student.raw_stages, step.teacher.raw_stages)
 
-    return Term("pod_spatial", compute, weight, student=Need.STAGES, teacher=Need.STAGES)
+    return Term("pod_spatial", compute, weight, student_need=Need.STAGES, teacher_need=Need.STAGES)
 
 
 def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, weight: float) -> Term:
@@ -83,9 +83,9 @@ def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, wei
             logits = network.classify(maps, stage).gather(1, top[:, None])
             return gradient_activation_map(maps, logits, create_graph=False).detach()
 
-    def compute(step: Step) -> Tensor:
-        top = require(step.student.logits).detach()[:, : task.old].argmax(1)
+    def compute(step: StepData) -> Tensor:
+        top = require(step.student.logits).detach()[:, : task.num_old].argmax(1)
         student = attention(solver, step.student, top)
         return attention_distance(student, attention(teacher.network, step.teacher, top))
 
-    return Term("attention", compute, weight, student=need, teacher=need, second_order=stage != last)
+    return Term("attention", compute, weight, student_need=need, teacher_need=need, second_order=stage != last)

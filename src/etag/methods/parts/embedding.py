@@ -14,7 +14,7 @@ from etag.core.options import Options
 from etag.core.outputs import Need, require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Step, Term
+from etag.core.work import StepData, Term
 from etag.data.views import VIEW_TRANSFORMS, ViewsName
 from etag.losses.embedding import auxiliary_cross_entropy, auxiliary_divergence
 from etag.methods.parts.fidelity import FidelityOptions
@@ -69,12 +69,12 @@ class EmbeddingDistillation:
         solver.add_auxiliaries(count, stream, short=self.options.branches == "short")
         solver.views_in_statistics = self._fidelity.aux_batch_norm == "views"
 
-    def add_base_classes(self, solver: Solver, classes: int, stream: Stream) -> None:
+    def add_outputs(self, solver: Solver, classes: int, stream: Stream) -> None:
         """Give every auxiliary one output per class and view."""
         for number, auxiliary in enumerate(solver.auxiliaries):
-            auxiliary.head.grow(classes * self.transforms.count, stream.generator("auxiliary", number))
+            auxiliary.head.grow(classes * self.transforms.count, stream.torch_generator("auxiliary", number))
 
-    def drop_undistilled(self, solver: Solver) -> None:
+    def remove_last_stage_auxiliary(self, solver: Solver) -> None:
         """Remove the auxiliary behind the last stage, which only the base task uses."""
         del solver.auxiliaries[len(solver.backbone.stages) - 1 :]
 
@@ -84,23 +84,23 @@ class EmbeddingDistillation:
 
     def terms(self, task: Task, solver: Solver) -> list[Term]:
         """Eq. (2) at the base task, Eq. (4) after it."""
-        return [self.distillation(task, solver)] if task.index else [self.construction()]
+        return [self.distillation_term(task, solver)] if task.index else [self.cross_entropy_term()]
 
-    def construction(self) -> Term:
+    def cross_entropy_term(self) -> Term:
         """Eq. (2): cross-entropy of the auxiliaries over all pairs of class and view."""
 
-        def compute(step: Step) -> Tensor:
+        def compute(step: StepData) -> Tensor:
             return auxiliary_cross_entropy(step.student.auxiliary, require(step.views.labels))
 
-        return Term("aux_ce", compute, student=Need.AUXILIARY)
+        return Term("aux_ce", compute, student_need=Need.AUXILIARY)
 
-    def distillation(self, task: Task, solver: Solver) -> Term:
+    def distillation_term(self, task: Task, solver: Solver) -> Term:
         """Eq. (4): divergence of the auxiliaries from the teacher's, for all stages but the last."""
         count, weight = len(solver.backbone.stages) - 1, self.options.lambda_kl
 
-        def compute(step: Step) -> Tensor:
+        def compute(step: StepData) -> Tensor:
             student, teacher = step.student.auxiliary[:count], step.teacher.auxiliary[:count]
             return auxiliary_divergence(student, teacher, self.options.tau)
 
         weight = self._fidelity.class_ratio(task) if weight is None else weight
-        return Term("kl", compute, weight, student=Need.AUXILIARY, teacher=Need.AUXILIARY)
+        return Term("aux_kl", compute, weight, student_need=Need.AUXILIARY, teacher_need=Need.AUXILIARY)

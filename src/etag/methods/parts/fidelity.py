@@ -56,4 +56,4 @@ class FidelityOptions(Options):
 
     def class_ratio(self, task: Task) -> float:
         """Old classes per new class: lambda of Eqs. (5), (9) and (10); 0 at the base task."""
-        return task.old / task.new if self.ratio == "exact" else task.base // task.new + task.index - 1
+        return task.num_old / task.num_new if self.ratio == "exact" else task.num_base // task.num_new + task.index - 1

@@ -16,7 +16,7 @@ from etag.core.options import Options, TrainOptions
 from etag.core.outputs import require
 from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, ParameterGroup, Phase, Plan, Step, Term
+from etag.core.work import Batch, ParameterGroup, Phase, Plan, StepData, Term
 from etag.losses.classification import cross_entropy
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.classification import Scope, output_range
@@ -26,7 +26,7 @@ from etag.models.initial import build
 from etag.models.solver import Frozen
 from etag.models.wgan import ConditionalWGAN
 
-Normal = Callable[[str, int], Tensor]  # standard normal draws for a purpose, with so many columns
+NormalSampler = Callable[[str, int], Tensor]  # standard normal draws for a purpose, with so many columns
 
 
 class GeneratorTrainOptions(TrainOptions):
@@ -53,7 +53,7 @@ class FeatureGenerator(ABC):
     """Generates features of old classes and learns those of new ones. A method holds one and stores its network."""
 
     role: ClassVar[str] = "generator"  # what its network is called among a method's parts
-    passes: int  # augmented passes over the task's images that it learns from; 0 is one pass without augmentation
+    augmented_passes: int  # over the task's images, to learn from; 0: one pass without augmentation
     network: nn.Module
 
     def begin_task(self, task: Task) -> None:  # noqa: B027 (only generators with a network copy it)
@@ -68,10 +68,10 @@ class FeatureGenerator(ABC):
         raise EtagError(f"a generator of this kind ({type(self).__name__}) cannot forget a class: choose kind=cvae.")
 
     @abstractmethod
-    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+    def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels drawn uniformly from the old classes, and features of these classes, without gradient."""
 
-    def sample(self, labels: Tensor, normal: Normal) -> Tensor | None:  # noqa: ARG002
+    def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor | None:  # noqa: ARG002
         """Features of these classes from the current network; None where all samples of a class are the same."""
         return None
 
@@ -89,13 +89,13 @@ class FeatureGenerator(ABC):
         )
 
     @property
-    def learns_after_last(self) -> bool:
+    def trains_after_last_task(self) -> bool:
         """Whether it learns after the last task too."""
         return True
 
-    def learns_after(self, task: Task, classes: int) -> bool:
+    def trains_after(self, task: Task, classes: int) -> bool:
         """Whether it learns after this task, where the scenario has so many classes in all."""
-        return self.learns_after_last or task.seen < classes
+        return self.trains_after_last_task or task.num_seen < classes
 
 
 OptionsT = TypeVar("OptionsT", bound=NetworkOptions)
@@ -108,8 +108,8 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
     network: N
 
     def __init__(self, options: OptionsT, create: Callable[[], N], stream: Stream, placement: Placement) -> None:
-        self.options, self._placement, self.passes = options, placement, options.feature_passes
-        self.network = build(create, stream.generator("generator"))
+        self.options, self._placement, self.augmented_passes = options, placement, options.feature_passes
+        self.network = build(create, stream.torch_generator("generator"))
         self.old: Frozen[N] | None = None
 
     def begin_task(self, task: Task) -> None:
@@ -119,20 +119,20 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
 
     def add_classes(self, classes: int, stream: Stream) -> None:
         """Add rows for new classes."""
-        self.network.grow(classes, stream.generator("generator"))
+        self.network.grow(classes, stream.torch_generator("generator"))
 
     @torch.no_grad()
-    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+    def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels of old classes, and features of them from the previous task's network."""
-        labels = batch.draws.integers("replay labels", 0, task.old, rows)
+        labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
         old = require(self.old).network
         return labels, self.decode(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
 
-    def sample(self, labels: Tensor, normal: Normal) -> Tensor:
+    def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor:
         """Features of these classes from the current network."""
         return self.decode(self.network, labels, normal)
 
-    def decode(self, network: N, labels: Tensor, normal: Normal) -> Tensor:
+    def decode(self, network: N, labels: Tensor, normal: NormalSampler) -> Tensor:
         """Features of these classes: decoded codes from the prior."""
         return network.decode(normal("replay codes", network.latent), labels)
 
@@ -159,7 +159,7 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
         yield self.phase(task, features, weights, head, stream.child("generator"))
 
     @property
-    def learns_after_last(self) -> bool:
+    def trains_after_last_task(self) -> bool:
         """As the options say."""
         return self.options.last_task
 
@@ -168,8 +168,8 @@ def replay_term(generator: FeatureGenerator, task: Task, head: LinearHead, scope
     """Eq. (5), second line: the head's cross-entropy on as many generated features as the batch has images."""
     first, end = output_range(scope, task)
 
-    def compute(step: Step) -> Tensor:
-        labels, features = generator.generate(step.batch, task, step.batch.total)
+    def compute(step: StepData) -> Tensor:
+        labels, features = generator.replay(step.batch, task, step.batch.total)
         return cross_entropy(head(features), labels, first, end)
 
     return Term("replay", compute, weight)

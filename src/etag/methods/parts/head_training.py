@@ -21,10 +21,10 @@ class HeadObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Terms:
         """Both terms, weighted."""
-        labels, features = self._generator.generate(batch, self._task, batch.total)
+        labels, features = self._generator.replay(batch, self._task, batch.total)
         return {
-            "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self._task.seen),
-            "replay": self._replay_weight * cross_entropy(self.head(features), labels, 0, self._task.seen),
+            "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self._task.num_seen),
+            "replay": self._replay_weight * cross_entropy(self.head(features), labels, 0, self._task.num_seen),
         }
 
 

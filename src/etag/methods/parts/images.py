@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from etag.core.outputs import Need, Outputs, require
 from etag.core.scenario import Task
-from etag.core.work import Batch, Batches, Step, Term
+from etag.core.work import Batch, Batches, StepData, Term
 from etag.data.preprocess import Preprocess
 from etag.losses.classification import cross_entropy
 from etag.models.solver import Solver
@@ -26,10 +26,10 @@ class Pixels(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """`features` (pixels) and `labels`, one row per image."""
-        return {"features": self._preprocess.pixels(batch.inputs).flatten(1), "labels": batch.labels}
+        return {"features": self._preprocess.to_pixels(batch.inputs).flatten(1), "labels": batch.labels}
 
 
-class PixelHead(nn.Module):
+class PixelClassifier(nn.Module):
     """A solver as a classifier of pixel vectors. It shares the solver's weights and stays in evaluation mode."""
 
     def __init__(self, solver: Solver, preprocess: Preprocess, channels: int) -> None:
@@ -47,7 +47,7 @@ class PixelHead(nn.Module):
 
     def images(self, pixels: Tensor) -> Tensor:
         """Pixel vectors as normalized images."""
-        return self._preprocess.inputs(pixels.view(len(pixels), self._channels, *(self._preprocess.size,) * 2))
+        return self._preprocess.to_inputs(pixels.view(len(pixels), self._channels, *(self._preprocess.size,) * 2))
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ def append(batch: Batch, labels: Tensor, generated: Tensor) -> Batch:
     return Batch(inputs, torch.cat([batch.labels, labels]), batch.draws, 2 * batch.total)
 
 
-def image_replay_term(task: Task, head: PixelHead, replay: Replay, weight: float) -> Term:
+def image_replay_term(task: Task, head: PixelClassifier, replay: Replay, weight: float) -> Term:
     """Cross-entropy of the solver on generated images of old classes, over all seen classes."""
     solver = head.solver
 
-    def compute(step: Step) -> Tensor:
+    def compute(step: StepData) -> Tensor:
         labels, pixels = replay(step.batch)
-        return cross_entropy(require(solver(head.images(pixels), Need.LOGITS).logits), labels, 0, task.seen)
+        return cross_entropy(require(solver(head.images(pixels), Need.LOGITS).logits), labels, 0, task.num_seen)
 
     return Term("replay", compute, weight)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from etag.core.options import Options
 from etag.core.outputs import Need, require
 from etag.core.scenario import ImageSet, Task
-from etag.core.work import Batch, Batches, DataPass, Plan, Step, Term, Terms
+from etag.core.work import Batch, Batches, DataPass, Plan, StepData, Term, Terms
 from etag.losses.regularization import quadratic_penalty
 from etag.models.modules import StoredTensors
 from etag.models.solver import Solver, Teacher
@@ -58,7 +58,7 @@ class Importance(StoredTensors):
         """The penalty on moving away from the weights of the previous task."""
         anchor = flat(teacher.network.backbone.parameters())
 
-        def compute(_: Step) -> Tensor:
+        def compute(_: StepData) -> Tensor:
             return quadratic_penalty(flat(solver.backbone.parameters()), anchor, self.values)
 
         return Term("penalty", compute, weight)

@@ -14,8 +14,8 @@ def imprint(head: LinearHead, task: Task, features_pass: DataPass, stream: Strea
     """Set the last block of a cosine or proxy head to the directions of the task's features, class by class."""
     found = yield features_pass
     assert isinstance(head, CosineHead)
-    seed = int(torch.randint(2**31, (1,), generator=stream.generator("k-means")))
-    classes = (found["features"][found["labels"] == label] for label in range(task.old, task.seen))
+    seed = int(torch.randint(2**31, (1,), generator=stream.torch_generator("k-means")))
+    classes = (found["features"][found["labels"] == label] for label in range(task.num_old, task.num_seen))
     head.imprint(torch.cat([centers(features, head.proxies, seed) for features in classes]))
 
 

@@ -50,7 +50,7 @@ class ExemplarMemory(StoredTensors):
         """These images and the stored ones."""
         return concat_images(images, self.images) if len(self.labels) else images
 
-    def share(self, classes: int) -> int:
+    def images_per_class(self, classes: int) -> int:
         """Images stored per class when there are so many classes."""
         total = self.options.total
         return self.options.per_class if total is None else total // classes
@@ -58,9 +58,9 @@ class ExemplarMemory(StoredTensors):
     def add(self, task: Task, features: Tensor, generator: torch.Generator) -> None:
         """Store some images of the task, whose features are given; with a fixed total, older classes lose their last
         ones."""
-        count, labels = self.share(task.seen), task.train.labels
+        count, labels = self.images_per_class(task.num_seen), task.train.labels
         chosen = []
-        for label in range(task.old, task.seen):
+        for label in range(task.num_old, task.num_seen):
             rows = (labels == label).nonzero().flatten()
             if self.options.selection == "herding":
                 chosen.append(rows[herding(features[rows.to(features.device)], count).cpu()])

@@ -8,7 +8,7 @@ from operator import or_
 from torch import nn
 
 from etag.core.outputs import Need, Outputs, Views
-from etag.core.work import Batch, Step, Term, Terms
+from etag.core.work import Batch, StepData, Term, Terms
 from etag.data.views import ViewTransforms
 from etag.models.solver import Solver, Teacher
 
@@ -29,25 +29,25 @@ class SolverObjective(nn.Module):
         super().__init__()
         self._terms = [term for term in terms if term.weight]
         self._transforms, self._views_per_image, self._image_share = transforms, views_per_image, image_share
-        self.need = reduce(or_, (term.student for term in self._terms), Need.NOTHING)
-        self._teacher_need = reduce(or_, (term.teacher for term in self._terms), Need.NOTHING)
+        self.need = reduce(or_, (term.student_need for term in self._terms), Need.NOTHING)
+        self._teacher_need = reduce(or_, (term.teacher_need for term in self._terms), Need.NOTHING)
         self.solver, self.teacher = solver, teacher if self._teacher_need else None
         self._with_views = bool((self.need | self._teacher_need) & (Need.AUXILIARY | Need.VIEW_FEATURES))
 
     @property
-    def static(self) -> tuple[nn.Module, ...]:
+    def compilable(self) -> tuple[nn.Module, ...]:
         """Stages and branches, which torch.compile may compile; none where a term needs second-order gradients."""
         if any(term.second_order for term in self._terms):
             return ()
         solvers = [self.solver] if self.teacher is None else [self.solver, self.teacher.network]
-        return tuple(part for solver in solvers for part in solver.static)
+        return tuple(part for solver in solvers for part in solver.compilable)
 
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms."""
         views, teacher = self._views(batch), Outputs()
         if self.teacher is not None:
             teacher = self.teacher.targets(views, self._teacher_need)
-        step = Step(batch, views, self.solver(views, self.need), teacher)
+        step = StepData(batch, views, self.solver(views, self.need), teacher)
         return {term.name: term.weight * term.compute(step) for term in self._terms}
 
     def _views(self, batch: Batch) -> Views:
@@ -55,11 +55,13 @@ class SolverObjective(nn.Module):
         if not self._with_views:
             return Views(batch.inputs, len(batch.inputs))
         if self._views_per_image is None and self._image_share == 1:
-            return self._transforms.of(batch.inputs, batch.labels)
+            return self._transforms.all_views(batch.inputs, batch.labels)
         places, number = batch.draws.order("views", batch.total), self._views_per_image or self._transforms.count
         # equally many in every process, so that the mean over processes is the mean over all
         of = places.argsort()[: max(1, round(self._image_share * len(places)))].sort().values
-        return self._transforms.some(batch.inputs, batch.labels, self._transforms.choose(places[of], number), of)
+        return self._transforms.selected_views(
+            batch.inputs, batch.labels, self._transforms.choose(places[of], number), of
+        )
 
     @property
     def smallest_batch(self) -> int:

@@ -28,15 +28,15 @@ class Prototypes(StoredTensors):
 
     def add_task(self, task: Task, features: Tensor, labels: Tensor) -> None:
         """Add the task's classes. The radius is the square root of the mean variance of the base classes."""
-        classes = [features[labels == label] for label in range(task.old, task.seen)]
+        classes = [features[labels == label] for label in range(task.num_old, task.num_seen)]
         means = torch.stack([rows.mean(0) for rows in classes])
         if task.index == 0:
             self.store(radius=torch.stack([rows.var(0, correction=0) for rows in classes]).mean().sqrt())
         self.store(means=torch.cat([self.means, means]))
 
-    def generate(self, batch: Batch, task: Task, rows: int, noise: bool = False) -> tuple[Tensor, Tensor]:
+    def replay(self, batch: Batch, task: Task, rows: int, noise: bool = False) -> tuple[Tensor, Tensor]:
         """Labels drawn uniformly from the old classes, and their means; with normal noise of the radius on request."""
-        labels = batch.draws.integers("replay labels", 0, task.old, rows)
+        labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
         means = self.means[labels]
         if noise:
             means = means + batch.draws.normal("replay noise", rows, means.shape[1]) * self.radius
@@ -57,7 +57,7 @@ class PrototypeGenerator(FeatureGenerator):
     """Replays stored class means."""
 
     role = "prototypes"
-    passes = 0
+    augmented_passes = 0
     network: Prototypes
 
     def __init__(self, options: PrototypeOptions, size: int) -> None:
@@ -78,6 +78,6 @@ class PrototypeGenerator(FeatureGenerator):
         self.network.add_task(task, features.all_features, features.all_labels)
         yield from ()
 
-    def generate(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+    def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels and prototypes of old classes."""
-        return self.network.generate(batch, task, rows)
+        return self.network.replay(batch, task, rows)

@@ -16,7 +16,7 @@ from etag.losses.generation import pixel_cross_entropy, prior_divergence, repara
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.classification import output_range
 from etag.methods.parts.fidelity import FidelityOptions
-from etag.methods.parts.generators import NetworkGenerator, NetworkOptions, Normal
+from etag.methods.parts.generators import NetworkGenerator, NetworkOptions, NormalSampler
 from etag.models.cvae import ConditionalVAE
 
 
@@ -24,7 +24,7 @@ class VariationalOptions(NetworkOptions):
     """The conditional VAE."""
 
     kind: Literal["cvae"] = Field("cvae", description="a conditional VAE")
-    residuals: bool = Field(
+    decoder_noise: bool = Field(
         False, description="add what the decoder leaves out: a mean per class, and noise with one covariance"
     )
 
@@ -48,21 +48,21 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
         pixels: bool = False,
     ) -> None:
         def create() -> ConditionalVAE:
-            return ConditionalVAE(size, options.latent, options.hidden, pixels, options.residuals)
+            return ConditionalVAE(size, options.latent, options.hidden, pixels, options.decoder_noise)
 
         super().__init__(options, create, stream, placement)
         self.fidelity, self.pixels = fidelity, pixels
 
     def remove_class(self, label: int) -> None:
         """Remove the rows of a class."""
-        self.network.drop(label)
+        self.network.remove_class(label)
 
-    def decode(self, network: ConditionalVAE, labels: Tensor, normal: Normal) -> Tensor:
+    def decode(self, network: ConditionalVAE, labels: Tensor, normal: NormalSampler) -> Tensor:
         """Features of these classes; residuals are added if the VAE has them."""
         features = super().decode(network, labels, normal)
-        if network.residuals is None:
+        if network.decoder_noise is None:
             return features
-        return network.residuals.added(features, labels, normal("replay residuals", features.shape[1]))
+        return network.decoder_noise.added(features, labels, normal("replay residuals", features.shape[1]))
 
     def objective(self, task: Task, head: nn.Module, weights: dict[str, float]) -> nn.Module:
         """Eq. (6), or (10) where there are old classes."""
@@ -73,8 +73,8 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
     ) -> Plan:
         """Train, then measure what the decoder's mean leaves out, if that is stored."""
         yield from super().learn(task, features, weights, head, stream)
-        if self.network.residuals is not None and task.new:
-            self._fit_residuals(task, features, stream.child("residuals"))
+        if self.network.decoder_noise is not None and task.num_new:
+            self._fit_decoder_noise(task, features, stream.child("decoder_noise"))
 
     @property
     def update_training(self) -> TrainOptions:
@@ -82,18 +82,18 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
         return self.options.train
 
     @torch.no_grad()
-    def _fit_residuals(self, task: Task, cached: CachedFeatures, stream: Stream) -> None:
+    def _fit_decoder_noise(self, task: Task, cached: CachedFeatures, stream: Stream) -> None:
         features, labels = cached.all_features, cached.all_labels
         codes = [
-            torch.randn(len(labels), self.network.latent, generator=stream.generator(name)).to(features)
+            torch.randn(len(labels), self.network.latent, generator=stream.torch_generator(name)).to(features)
             for name in ("posterior", "prior")
         ]
         mean, log_variance = self.network.encode(features, labels)
         error = features - self.network.decode(reparameterize(mean, log_variance, codes[0]), labels)
         offset = features - self.network.decode(codes[1], labels)
-        rows = [labels == label for label in range(task.old, task.seen)]
+        rows = [labels == label for label in range(task.num_old, task.num_seen)]
         covariance = torch.stack([error[own].T.cov(correction=0) for own in rows]).mean(0)
-        require(self.network.residuals).learn(torch.stack([offset[own].mean(0) for own in rows]), covariance)
+        require(self.network.decoder_noise).learn(torch.stack([offset[own].mean(0) for own in rows]), covariance)
 
 
 class VariationalObjective(nn.Module):
@@ -116,7 +116,7 @@ class VariationalObjective(nn.Module):
         if "guide" in weights and guided == "prior":
             codes["prior"] = batch.draws.normal("prior", batch.total, latent), batch.labels
         if "match" in weights or "guide_old" in weights:
-            labels = batch.draws.integers("old labels", 0, task.old, batch.total)
+            labels = batch.draws.integers("old labels", 0, task.num_old, batch.total)
             codes["old"] = batch.draws.normal("old codes", batch.total, latent), labels
         decoded = self._decode(codes)
 
@@ -127,7 +127,7 @@ class VariationalObjective(nn.Module):
         if "guide" in weights:
             terms["guide"] = cross_entropy(self.head(decoded[guided]), batch.labels, first, end)
         if "match" in weights:
-            terms["match"] = self._match(decoded["old"], *codes["old"], shares=batch.total / len(batch.labels))
+            terms["match"] = self._match(decoded["old"], *codes["old"], processes=batch.total / len(batch.labels))
         if "guide_old" in weights:
             terms["guide_old"] = cross_entropy(self.head(decoded["old"]), codes["old"][1], 0, end)
         return {name: weights[name] * value for name, value in terms.items()}
@@ -143,11 +143,11 @@ class VariationalObjective(nn.Module):
         rows = [len(group_labels) for _, group_labels in codes.values()]
         return dict(zip(codes, torch.split(self.vae.decode(latent, labels), rows), strict=True))
 
-    def _match(self, decoded: Tensor, codes: Tensor, labels: Tensor, shares: float) -> Tensor:
+    def _match(self, decoded: Tensor, codes: Tensor, labels: Tensor, processes: float) -> Tensor:
         """Eq. (7). The release sums over the global batch; processes average their losses, hence `shares`."""
         with torch.no_grad():
             target = require(self.old).network.decode(codes, labels)
         factor = self._fidelity.match_factor
         if self._fidelity.match_reduction == "mean":
             return factor * squared_error(decoded, target)
-        return factor * shares * squared_error(decoded, target, half=False, per_row=False)
+        return factor * processes * squared_error(decoded, target, half=False, per_row=False)

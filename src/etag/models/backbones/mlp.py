@@ -9,7 +9,7 @@ from etag.models.modules import Modules
 class MLP(Backbone):
     """Two hidden layers of equal width, each one stage; stages return features (rows, width), not maps."""
 
-    smallest, has_maps = 1, False
+    min_side, has_maps = 1, False
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ class MobileNetV2(Backbone):
         super().__init__()
         self.width, self.imagenet = width, imagenet
         self.feature_size = self._scaled(LAST)
-        self.smallest = 32 if imagenet else 8
+        self.min_side = 32 if imagenet else 8
         stem = _convolution(channels, width, 3, 2 if imagenet else 1)
         first = nn.Sequential(*stem, *self._blocks(width, STAGES[0]), nn.Identity())
         self.stages = Modules([first, *(self.new_stage(number) for number in range(2, len(STAGES) + 1))])

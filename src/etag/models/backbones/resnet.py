@@ -43,7 +43,7 @@ class ResNet(Backbone):
         self.widths = [width * 2**number for number in range(stages)]
         self.blocks, self.imagenet = blocks, imagenet
         self.feature_size = self.widths[-1]
-        self.smallest = 2 ** (stages - 1) * (4 if imagenet else 1)
+        self.min_side = 2 ** (stages - 1) * (4 if imagenet else 1)
         kernel, stride = (7, 2) if imagenet else (3, 1)
         stem: list[nn.Module] = [ConvNorm(channels, width, kernel, stride), nn.ReLU(inplace=True)]
         if imagenet:

@@ -20,7 +20,7 @@ def _convolutions(channels: int, out: int, count: int) -> list[nn.Module]:
 class VGG11(Backbone):
     """Five stages of 3x3 convolutions, each ending in 2x2 max pooling."""
 
-    smallest = 2 ** len(STAGES)
+    min_side = 2 ** len(STAGES)
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()

@@ -7,33 +7,33 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.models.answers import (
-    AnswerRule,
-    ClassScores,
-    HeadRule,
-    HiddenLayersRule,
-    LikelihoodRule,
-    PerTaskRule,
-    RectifiedRule,
-)
 from etag.models.class_vaes import ClassVAEs
 from etag.models.feature_scale import FeatureScale
 from etag.models.heads import LinearHead
 from etag.models.initial import build
 from etag.models.modules import Modules
+from etag.models.prediction import (
+    ClassScores,
+    HeadRule,
+    HiddenLayersRule,
+    LikelihoodRule,
+    PerTaskRule,
+    PredictionRule,
+    RectifiedRule,
+)
 from etag.models.replay_network import HiddenLayers
 from etag.models.structure import build_empty, describe
 
 
 def numbers(*shape):
-    return torch.randn(*shape, generator=Stream.root(0).generator(*shape))
+    return torch.randn(*shape, generator=Stream.root(0).torch_generator(*shape))
 
 
 def head_of(*blocks, features=None):
     """A head with blocks of so many outputs; by default its outputs are its inputs, so that features are logits."""
     head = LinearHead(features or sum(blocks), bias=features is not None)
     for number, outputs in enumerate(blocks):
-        head.grow(outputs, Stream.root(0).generator("head", number))
+        head.grow(outputs, Stream.root(0).torch_generator("head", number))
     if features is None:
         with torch.no_grad():
             for block, rows in zip(head.blocks, torch.eye(sum(blocks)).split(blocks), strict=True):
@@ -172,7 +172,9 @@ def test_the_scores_are_saved_and_loaded_into_an_empty_store():
 
 def likelihoods(samples):
     groups = [
-        build(lambda count=count: ClassVAEs(count, 6, latent=2, hidden=5), Stream.root(0).generator("vaes", count))
+        build(
+            lambda count=count: ClassVAEs(count, 6, latent=2, hidden=5), Stream.root(0).torch_generator("vaes", count)
+        )
         for count in (3, 2)
     ]
     scale = FeatureScale(6)
@@ -201,7 +203,7 @@ def test_sampled_likelihoods_use_the_same_draws_every_time():
 def hidden(features=6, width=5):
     scale = FeatureScale(features)
     scale.fit(numbers(20, features) * 3 + 1)
-    encoder = build(lambda: HiddenLayers(features, width), Stream.root(0).generator("encoder"))
+    encoder = build(lambda: HiddenLayers(features, width), Stream.root(0).torch_generator("encoder"))
     return HiddenLayersRule(scale, encoder, head_of(3, 2, features=width))
 
 
@@ -224,7 +226,7 @@ RULES = {
 
 
 def test_every_rule_is_tried():
-    assert {cls.__name__ for cls in AnswerRule.__subclasses__() if cls.__module__.startswith("etag.")} == set(RULES)
+    assert {cls.__name__ for cls in PredictionRule.__subclasses__() if cls.__module__.startswith("etag.")} == set(RULES)
 
 
 @pytest.mark.parametrize("name", RULES)

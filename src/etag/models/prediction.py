@@ -16,10 +16,10 @@ from etag.models.feature_scale import FeatureScale
 from etag.models.heads import LinearHead
 from etag.models.modules import Modules, StoredTensors
 from etag.models.replay_network import HiddenLayers
-from etag.models.structure import Described
+from etag.models.structure import Rebuildable
 
 
-class AnswerRule(Described, ABC):
+class PredictionRule(Rebuildable, ABC):
     """Maps features, one row per image, to scores, one column per class."""
 
     @abstractmethod
@@ -27,7 +27,7 @@ class AnswerRule(Described, ABC):
         """Scores of the classes, one row per image."""
 
 
-class HeadRule(AnswerRule):
+class HeadRule(PredictionRule):
     """The logits of a head: of its first `classes` classes, each of which has `outputs_per_class` outputs. The first
     output of a class is its score."""
 
@@ -41,7 +41,7 @@ class HeadRule(AnswerRule):
         return logits[:, : self.classes * self.outputs_per_class : self.outputs_per_class]
 
 
-class PerTaskRule(AnswerRule):
+class PerTaskRule(PredictionRule):
     """Log-probabilities within each task's own head: the highest probability over all heads wins."""
 
     def __init__(self, head: LinearHead, task_sizes: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class PerTaskRule(AnswerRule):
         return torch.cat([head.log_softmax(1) for head in heads], dim=1)
 
 
-class ClassScores(StoredTensors, Described):
+class ClassScores(StoredTensors, Rebuildable):
     """IL2M's second memory: mean scores of classes, and mean confidences of tasks. For each class its mean score on its
     own images when it was learned (`initial`) and now (`current`); for each task how confident the solver was on its
     images when they were new (`confidence`)."""
@@ -93,7 +93,7 @@ class ClassScores(StoredTensors, Described):
         return torch.where(sound & ~self.is_new, ratio, torch.ones_like(ratio))
 
 
-class RectifiedRule(AnswerRule):
+class RectifiedRule(PredictionRule):
     """IL2M (Belouadah and Popescu, 2019): where a new class would win, old classes get their earlier scores back."""
 
     def __init__(self, head: LinearHead, scores: ClassScores) -> None:
@@ -107,7 +107,7 @@ class RectifiedRule(AnswerRule):
         return torch.where(new_wins[:, None], logits * self.scores.factors, logits)
 
 
-class LikelihoodRule(AnswerRule):
+class LikelihoodRule(PredictionRule):
     """The log-likelihood of the scaled feature under the VAE of each class; all classes have the same prior."""
 
     def __init__(self, scale: FeatureScale, classes: Modules[ClassVAEs], samples: int | Literal["mean"]) -> None:
@@ -120,12 +120,12 @@ class LikelihoodRule(AnswerRule):
         latent = next(iter(self.classes)).latent
         noise = torch.zeros(1, latent)
         if self.samples != "mean":  # the same draws at every call: a prediction does not depend on earlier ones
-            noise = torch.randn(self.samples, latent, generator=Stream.root(0).generator("samples"))
+            noise = torch.randn(self.samples, latent, generator=Stream.root(0).torch_generator("samples"))
         noise = noise.to(features)
         return torch.cat([vaes.log_likelihoods(features, noise) for vaes in self.classes], dim=1)
 
 
-class HiddenLayersRule(AnswerRule):
+class HiddenLayersRule(PredictionRule):
     """The logits of a head behind hidden layers that take scaled features (BI-R)."""
 
     def __init__(self, scale: FeatureScale, encoder: HiddenLayers, head: LinearHead) -> None:
