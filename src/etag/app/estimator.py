@@ -13,9 +13,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from etag.app import settings as automatic
+from etag.app import settings as default_settings
 from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
-from etag.app.lessons import begin, check_can_learn, learn, resume
+from etag.app.lessons import check_can_learn, first_lesson, learn, next_lesson
 from etag.app.predicting import probabilities, unlabeled_images
 from etag.core.errors import EtagError
 from etag.core.files import checksum
@@ -23,7 +23,7 @@ from etag.data.folders import list_classes
 from etag.data.images import MemoryImages
 from etag.data.rows import hold_out_rows
 from etag.experiments.config import RunConfig
-from etag.learner.model_directory import ModelDirectory, ModelInfo, Name, plain_name
+from etag.learner.model_directory import ModelDirectory, ModelInfo, Name, name_to_json
 from etag.models.classifier import Classifier
 
 
@@ -79,7 +79,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _from_folder(self, known: ModelInfo | None, folder: str | Path) -> tuple[ModelInfo, RunConfig, LessonImages]:
         listing = lesson_files(Path(folder), known.classes if known else ())
         files = [file for files in listing.values() for file in files]
-        side = automatic.for_images(files, self.weights)["data.size"]
+        side = default_settings.for_images(files, self.weights)["data.size"]
         about, config = self._configured(known, len(files), side, channels=3)
         images = lesson_images(listing, about, config.data.memory, config.data.workers)
         return about, config, images
@@ -89,7 +89,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             X, y = _pairs(X)
         pixels, names = as_pixels(X), _names(y)
         if len(pixels) != len(names):
-            raise EtagError(f"there are {len(pixels)} images, but {len(names)} classes: pass one class for each image.")
+            raise EtagError(f"there are {len(pixels)} images, but {len(names)} labels: pass one label per image.")
         order = _unique(names)
         if again := [name for name in order if known and name in known.classes]:
             raise EtagError(f"these classes are known already: {', '.join(map(repr, again))}.")
@@ -105,8 +105,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 f"classes with a single image ({', '.join(single)}) cannot be trained and tested: add images."
             )
         train, held_out = (images.select(rows) for rows in hold_out_rows(images.labels))
-        mark = checksum(images.pixels.numpy().tobytes() + images.labels.numpy().tobytes())
-        return about, config, LessonImages(train, held_out, tuple(order), mark)
+        fingerprint = checksum(images.pixels.numpy().tobytes() + images.labels.numpy().tobytes())
+        return about, config, LessonImages(train, held_out, tuple(order), fingerprint)
 
     def _configured(
         self, known: ModelInfo | None, images: int, side: int, channels: int
@@ -115,10 +115,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         given |= {"data.size": self.size or side, "model.width": self.width}
         values = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
         if known is None:
-            about, config = begin(images, values | {"model.width": self.width or 16})
+            about, config = first_lesson(images, values | {"model.width": self.width or 16})
             gray = replace(about.preprocess, mean=(0.5,), std=(0.25,))
             return (about if channels == 3 else replace(about, channels=1, preprocess=gray)), config
-        return resume(known, images, {key: value for key, value in values.items() if key.startswith("train.")})
+        return next_lesson(known, images, {key: value for key, value in values.items() if key.startswith("train.")})
 
     # -- predicting -----------------------------------------------------------------------------------------------
 
@@ -131,8 +131,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         classifier, about = self._loaded
         images = self._images(about, X)
         _check_channels(images.pixels, about)
-        found: np.ndarray[Any, np.dtype[np.float32]] = probabilities(classifier, about, images.pixels).numpy()
-        return found
+        rows: np.ndarray[Any, np.dtype[np.float32]] = probabilities(classifier, about, images.pixels).numpy()
+        return rows
 
     def _images(self, about: ModelInfo, X: Any) -> MemoryImages:
         """Images of the model's size; a file, folder or pattern stands for the files that `etag predict` reads."""
@@ -144,15 +144,15 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The likeliest class of each image."""
         places = self.predict_proba(X).argmax(1)
-        found: np.ndarray[Any, Any] = self.classes_[places]
-        return found
+        names: np.ndarray[Any, Any] = self.classes_[places]
+        return names
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """The share of images that are classified correctly; a folder with one sub-folder per class needs no `y`."""
         if isinstance(X, str | Path) and y is None:
             y = [name for name, files in list_classes(Path(X), fewest=1).items() for _ in files]
-        found: float = super().score(X, y, sample_weight)
-        return found
+        accuracy: float = super().score(X, y, sample_weight)
+        return accuracy
 
     # -- saving ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,8 @@ def as_pixels(X: Any) -> Tensor:
         images = images[:, None]
     if images.ndim != 4:
         raise EtagError(
-            f"images have the shape (n, height, width), channels before or after these, not {tuple(images.shape)}."
+            f"images need the shape (n, height, width), or with channels before or after these, not "
+            f"{tuple(images.shape)}."
         )
     if images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
         images = images.permute(0, 3, 1, 2)
@@ -220,10 +221,12 @@ def as_pixels(X: Any) -> Tensor:
         if not images.isfinite().all():
             raise EtagError("some of these images contain NaN or infinity: pass finite numbers.")
         if len(images) and (images.min() < 0 or images.max() > 1):
-            raise EtagError("images of floats range from 0 to 1: scale them, or pass integers from 0 to 255.")
+            raise EtagError(
+                "images of floats must be between 0 and 1, and these are not: scale them, or pass integers up to 255."
+            )
         images = (images * 255).round()
     elif len(images) and (images.min() < 0 or images.max() > 255):
-        raise EtagError("images of integers range from 0 to 255: scale them.")
+        raise EtagError("images of integers must be between 0 and 255, and these are not: scale them.")
     return images.to(torch.uint8).contiguous()
 
 
@@ -239,23 +242,23 @@ def _names(y: Any) -> list[Name]:
     values = y.tolist() if isinstance(y, np.ndarray | Tensor) else list(y)
     names = [tuple(value) if isinstance(value, list) else value for value in values]
     for name in dict.fromkeys(names):
-        plain_name(name)  # a name that cannot be saved is refused now, not after training
+        name_to_json(name)  # a name that cannot be saved is refused now, not after training
     return names
 
 
 def _unique(names: Sequence[Name]) -> list[Name]:
     """The distinct names: sorted if possible, otherwise in order of appearance."""
-    found = list(dict.fromkeys(names))
+    distinct = list(dict.fromkeys(names))
     try:
-        return sorted(found)  # type: ignore[type-var]
+        return sorted(distinct)  # type: ignore[type-var]
     except TypeError:
-        return found
+        return distinct
 
 
 def _array(names: Sequence[Name]) -> np.ndarray[Any, Any]:
     """One entry per class, also for tuples."""
     if any(isinstance(name, tuple) for name in names) or len({type(name) for name in names}) > 1:
-        found = np.empty(len(names), dtype=object)
-        found[:] = names
-        return found
+        array = np.empty(len(names), dtype=object)
+        array[:] = names
+        return array
     return np.array(names)

@@ -27,7 +27,7 @@ class FolderEvaluation:
     calibration_error: float
     auroc: float | None
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         classes = [
             {"class": name, "images": count, "accuracy": accuracy} for name, (count, accuracy) in self.per_class.items()
@@ -45,10 +45,10 @@ def evaluate_folder(
         raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(unknown_names)}.")
     images = as_images(listing, workers, about.channels).resized(about.preprocess.size)
     place = torch.tensor([about.classes.index(name) for name in listing])
-    labels, likely = place[images.labels], _all(classifier, about, images)
-    predicted, classes = likely.argmax(1), len(about.classes)
+    labels, probability = place[images.labels], _all(classifier, about, images)
+    predicted, classes = probability.argmax(1), len(about.classes)
     right = (predicted == labels).double()
-    found = FolderEvaluation(
+    evaluation = FolderEvaluation(
         images=len(labels),
         accuracy=right.mean().item(),
         per_class={
@@ -56,12 +56,12 @@ def evaluate_folder(
             for name, number in zip(listing, place.tolist(), strict=True)
         },
         confusion=(labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes).tolist(),
-        calibration_error=calibration_error(likely, labels),
-        auroc=None if unknown is None else unknown_auroc(likely, _unknown(classifier, about, unknown, workers)),
+        calibration_error=calibration_error(probability, labels),
+        auroc=None if unknown is None else unknown_auroc(probability, _unknown(classifier, about, unknown, workers)),
     )
     if picture is not None:
-        _draw(found, about, picture)
-    return found
+        _draw(evaluation, about, picture)
+    return evaluation
 
 
 def _all(classifier: Classifier, about: ModelInfo, images: FileImages) -> Tensor:
@@ -81,8 +81,8 @@ def _unknown(classifier: Classifier, about: ModelInfo, folder: Path, workers: in
     return _all(classifier, about, unlabeled_images(files, about, workers))
 
 
-def _draw(found: FolderEvaluation, about: ModelInfo, out: Path) -> None:
+def _draw(evaluation: FolderEvaluation, about: ModelInfo, out: Path) -> None:
     from etag.report.figures import confusion_heatmap
     from etag.report.page import write_figure
 
-    write_figure(confusion_heatmap(found.confusion, list(map(str, about.classes)), about.task_sizes), out)
+    write_figure(confusion_heatmap(evaluation.confusion, list(map(str, about.classes)), about.task_sizes), out)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
-from etag.learner.model_directory import ModelDirectory, ModelInfo, plain_name
+from etag.learner.model_directory import ModelDirectory, ModelInfo, name_to_json
 from etag.models.classifier import Classifier
 
-AGREE = 1e-4  # how far the exported probabilities may be from ours
+MAX_DIFFERENCE = 1e-4  # how far the exported probabilities may be from ours
 SAMPLES = 5
 Converted = tuple[bytes, Callable[[Tensor], Tensor]]  # the content of a file, and what it computes
 ANY_BATCH = {"images": {0: torch.export.Dim("batch", min=1)}}
@@ -46,7 +46,7 @@ def _metadata(about: ModelInfo) -> dict[str, str]:
     """What users of the file need to know."""
     size = about.preprocess.size
     return {
-        "classes": json.dumps([plain_name(name) for name in about.classes]),
+        "classes": json.dumps([name_to_json(name) for name in about.classes]),
         "input": f"images: float32, (n, {about.channels}, {size}, {size}), from 0 to 1, resized to {size}x{size}",
         "output": "probabilities: float32, (n, classes)",
         "threshold": str(about.threshold),
@@ -100,8 +100,10 @@ def _export(model: Path, out: Path, convert: Callable[[nn.Module, Tensor, dict[s
     with _quiet():
         data, compute = convert(module, images, _metadata(about))
     worst = max(float((module(rows) - compute(rows)).abs().max()) for rows in (images, images[:1]))
-    if not worst <= AGREE:
-        raise EtagError(f"the exported model differs from PyTorch by {worst:.1e}, more than {AGREE:.0e}: not written.")
+    if not worst <= MAX_DIFFERENCE:
+        raise EtagError(
+            f"the exported model differs from PyTorch by {worst:.1e}, more than {MAX_DIFFERENCE:.0e}: not written."
+        )
     try:
         write_atomically(out, data)
     except OSError as error:

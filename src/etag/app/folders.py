@@ -53,17 +53,17 @@ def lesson_images(listing: Listing, about: ModelInfo, memory: int, workers: int,
     """A lesson from files: every fifth image of a class is held out; decoded now if all fit into `memory` MiB."""
     names, side = tuple(listing), about.preprocess.size
     train, held_out = (as_images(part, workers, about.channels).resized(side) for part in hold_out_files(listing))
-    mark = json.dumps([side, {name: [_mark(file) for file in files] for name, files in listing.items()}])
-    return LessonImages(*load_into_memory(train, held_out, memory), names, checksum(mark.encode()), update)
+    fingerprint = json.dumps([side, {name: [_fingerprint(file) for file in files] for name, files in listing.items()}])
+    return LessonImages(*load_into_memory(train, held_out, memory), names, checksum(fingerprint.encode()), update)
 
 
-def _mark(file: str) -> list[Any]:
+def _fingerprint(file: str) -> list[Any]:
     """What tells whether a file has changed."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError as error:
         raise EtagError(f"{file} disappeared while its folder was read: {error.strerror}.") from error
-    return [file, found.st_size, found.st_mtime_ns]
+    return [file, status.st_size, status.st_mtime_ns]
 
 
 def image_files(paths: Iterable[str]) -> Iterator[str]:
@@ -73,8 +73,8 @@ def image_files(paths: Iterable[str]) -> Iterator[str]:
             yield from list_images(Path(path))
         elif os.path.exists(path) or not glob.has_magic(path):
             yield path
-        elif found := sorted(glob.glob(path, recursive=True)):
-            for file in found:
+        elif matches := sorted(glob.glob(path, recursive=True)):
+            for file in matches:
                 if os.path.isdir(file):
                     yield from list_images(Path(file))
                 elif os.path.splitext(file)[1].lower() in ENDINGS:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from etag.app import settings as automatic
+from etag.app import settings as default_settings
 from etag.app.folders import LessonImages, lesson_files, lesson_images
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions
@@ -55,7 +55,7 @@ def learn_folder(
     settings: Sequence[str] = (),
     *,
     update: bool = False,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     dry_run: bool = False,
     verbose: bool = True,
 ) -> LessonResult | None:
@@ -69,16 +69,18 @@ def learn_folder(
         listing = lesson_files(folder, about.classes if about else (), update)
         files = [file for files in listing.values() for file in files]
         if about is None:
-            about, config = begin(len(files), automatic.for_images(files, given.get("model.weights")) | given, settings)
+            about, config = first_lesson(
+                len(files), default_settings.for_images(files, given.get("model.weights")) | given, settings
+            )
         else:
-            about, config = resume(about, len(files), given, settings)
+            about, config = next_lesson(about, len(files), given, settings)
         images = lesson_images(listing, about, config.data.memory, config.data.workers, update)
-        _announce(directory, about, config, images, say)
+        _announce(directory, about, config, images, print_line)
         return None if dry_run else learn(directory, about, images, config.runtime, verbose=verbose)
 
 
 def check_can_learn(directory: ModelDirectory) -> ModelInfo:
-    """What is known of a model that is about to learn more; raises an error if it cannot."""
+    """The saved information about a model; raises an error if it cannot learn more."""
     about = directory.about()
     _check_method(about.learner_config())
     if about.expected_classes is None:
@@ -86,7 +88,8 @@ def check_can_learn(directory: ModelDirectory) -> ModelInfo:
     method, _ = directory.load_method()
     if method.final_after_last_task:
         raise EtagError(
-            f"'{directory.path}' cannot learn more: its run left the generator untrained after the last task."
+            f"'{directory.path}' cannot learn more: its run did not train the generator after the last task "
+            "(last_task=false)."
         )
     return replace(about, expected_classes=None)
 
@@ -97,26 +100,27 @@ def _check_finished(model: Path) -> None:
         raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
 
 
-def begin(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[ModelInfo, RunConfig]:
-    """What a new model starts with, and the configuration of its first lesson of so many images."""
-    config = _with_length(images, given, settings)
+def first_lesson(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[ModelInfo, RunConfig]:
+    """What a new model starts with, and the configuration of its first lesson of `images` images."""
+    config = _with_default_length(images, given, settings)
     _check_method(config)
     flip = True if config.data.flip is None else config.data.flip
-    size = config.data.size or automatic.SIDES[0]
+    size = config.data.size or default_settings.SIDES[0]
     preprocess = Preprocess(MEAN, STD, size, flip, config.data.resized_crop)
-    return ModelInfo(LearnerConfig.from_plain(config.plain()).plain(), preprocess, channels=len(MEAN)), config
+    return ModelInfo(LearnerConfig.from_json(config.to_json()).to_json(), preprocess, channels=len(MEAN)), config
 
 
-def resume(
+def next_lesson(
     about: ModelInfo, images: int, given: dict[str, Any], settings: Sequence[str] = ()
 ) -> tuple[ModelInfo, RunConfig]:
-    """The model's configuration with training options for a lesson of so many images."""
+    """The configuration of a later lesson of `images` images; its training options are those of this call."""
     asked = {*given, *map(_key, settings)}
     if fixed := sorted(key for key in asked if key.split(".")[0] in FIXED):
         raise EtagError(
-            f"{', '.join(fixed)} cannot be set now: a model keeps what it started with; only train.* can change."
+            f"{', '.join(fixed)} cannot be set now: the first lesson decides; only train.* and runtime.* can be set "
+            "again."
         )
-    config = _with_length(images, {"method": about.method} | given, settings)
+    config = _with_default_length(images, {"method": about.method} | given, settings)
     return replace(about, config=about.config | {"train": config.train.model_dump(mode="json")}), config
 
 
@@ -129,12 +133,12 @@ def _check_method(config: LearnerConfig) -> None:
         raise EtagError("method.head.growth=fixed needs to know how many classes will come: choose growing.")
 
 
-def _with_length(images: int, given: dict[str, Any], settings: Sequence[str]) -> RunConfig:
+def _with_default_length(images: int, given: dict[str, Any], settings: Sequence[str]) -> RunConfig:
     """The configuration, with a length that follows from the number of images unless the user sets one."""
     plain = resolve(RECIPE, given, settings)
     if {*given, *map(_key, settings)} & {"train.steps", "train.epochs", "train.base"}:
         return plain
-    return resolve(RECIPE, automatic.for_lesson(images, plain.train.batch_size) | given, settings)
+    return resolve(RECIPE, default_settings.for_lesson(images, plain.train.batch_size) | given, settings)
 
 
 def _key(setting: str) -> str:
@@ -155,9 +159,9 @@ def learn(
 ) -> LessonResult:
     """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock. An
     interrupted lesson is resumed if its images are the same."""
-    found: list[LessonResult] = []
-    launch(runtime, _lesson, directory, about, images, runtime, verbose, stop, found)
-    return found[0]
+    results: list[LessonResult] = []
+    launch(runtime, _lesson, directory, about, images, runtime, verbose, stop, results)
+    return results[0]
 
 
 def _lesson(
@@ -168,44 +172,44 @@ def _lesson(
     options: RuntimeOptions,
     verbose: bool,
     stop: Stop | None,
-    found: list[LessonResult],
+    results: list[LessonResult],
 ) -> None:
     console = Console(quiet=not (verbose and runtime.leader), highlight=False)
-    say, stop = partial(console.print, markup=False, soft_wrap=True), stop or Stop(runtime.max_over_processes)
-    method, task = _prepared(runtime, directory, about, images, say)
+    print_line, stop = partial(console.print, markup=False, soft_wrap=True), stop or Stop(runtime.max_over_processes)
+    method, task = _method_and_task(runtime, directory, about, images, print_line)
     plan = LearnOptions(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
     callbacks: list[Callback] = []
     if runtime.leader:
         bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
         callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
-    with closing_all(callbacks), stop.on_signals(say):
-        learner = Learner(method, runtime, directory, about, callbacks, stop=stop, say=say)
+    with closing_all(callbacks), stop.on_signals(print_line):
+        learner = Learner(method, runtime, directory, about, callbacks, stop=stop, print_line=print_line)
         evaluation = learner.learn(task, plan)
     assert learner.calibration is not None
     rows = {name: evaluation.confusion[learner.about.classes.index(name)] for name in images.names}
     per_class = {name: row[learner.about.classes.index(name)] / max(1, sum(row)) for name, row in rows.items()}
-    found.append(LessonResult(per_class, learner.calibration, learner.about.history[-1], learner.about))
+    results.append(LessonResult(per_class, learner.calibration, learner.about.history[-1], learner.about))
 
 
-def _prepared(
+def _method_and_task(
     runtime: Runtime,
     directory: ModelDirectory,
     about: ModelInfo,
     images: LessonImages,
-    say: Callable[[str], None] = print_nothing,
+    print_line: Callable[[str], None] = print_nothing,
 ) -> tuple[AnyMethod, Task]:
     """The method as it is so far, and the lesson as its next task."""
     config = about.learner_config()
     if directory.exists():
         method, _ = directory.load_method(runtime.placement)
-        classes = about.expected_classes or UNKNOWN_COUNT  # a run knew how many there would be; now more follow
+        classes = about.expected_classes or UNKNOWN_COUNT  # known while a run is resumed
         method.context = replace(method.context, train=config.train, classes=classes)
     else:
         method = create_method(config, runtime.placement, about.preprocess, channels=about.channels)
         if loaded := method.load_weights():
-            say(str(loaded))
+            print_line(str(loaded))
     old, new = len(about.classes), 0 if images.update else len(images.names)
-    known = (*about.classes, *images.names)  # index() finds the first place of a class that is known already
+    known = (*about.classes, *images.names)  # for an update, index() finds the existing label
     places = torch.tensor([known.index(name) for name in images.names])
     task = Task(
         index=len(about.task_sizes),
@@ -223,20 +227,24 @@ def _prepared(
 def expected_seconds(
     directory: ModelDirectory, about: ModelInfo, images: LessonImages, options: RuntimeOptions
 ) -> float:
-    """How long a lesson will take, from a few steps that are really made."""
-    found: list[float] = []
+    """How long a lesson will take, measured on a few real training steps."""
+    seconds: list[float] = []
 
     def measure(runtime: Runtime) -> None:
-        method, task = _prepared(runtime, directory, about, images)
+        method, task = _method_and_task(runtime, directory, about, images)
         update = len(about.history) if images.update else None
-        found.append(seconds_of_task(runtime, method, task, update))
+        seconds.append(seconds_of_task(runtime, method, task, update))
 
     launch(options.model_copy(update={"devices": 1}), measure)
-    return found[0]
+    return seconds[0]
 
 
 def _announce(
-    directory: ModelDirectory, about: ModelInfo, config: RunConfig, images: LessonImages, say: Callable[[str], None]
+    directory: ModelDirectory,
+    about: ModelInfo,
+    config: RunConfig,
+    images: LessonImages,
+    print_line: Callable[[str], None],
 ) -> None:
     """Print what will be done, and how long it should take."""
     known, model = len(about.classes), about.learner_config().model
@@ -244,21 +252,25 @@ def _announce(
     training = config.train.for_task(len(about.task_sizes))
     length = f"{training.steps} steps" if training.steps else f"{training.epochs} epochs"
     size, width = about.preprocess.size, f" of width {model.width}" if model.width else ""
-    say(
+    print_line(
         f"{len(images.names)} {kind}: {len(images.train)} images to train on, {len(images.held_out)} held out; "
         f"{size}x{size} pixels, {model.backbone}{width}, {about.method}, {length} of {training.batch_size} images."
     )
     if rare := _rare(images):
-        say(f"rare classes are recognized less often; add images if you can: {', '.join(rare)}.")
+        print_line(f"rare classes are recognized less often; add images if you can: {', '.join(rare)}.")
     seconds = expected_seconds(directory, about, images, config.runtime)
-    say(f"this should take about {duration(seconds)}.")
+    print_line(f"this should take about {duration(seconds)}.")
 
 
 def _rare(images: LessonImages) -> list[str]:
     """Classes with far fewer images than the largest one, with their numbers."""
     counts = images.train.labels.bincount(minlength=len(images.names)).tolist()
     pairs = zip(images.names, counts, strict=True)
-    return [f"{name} ({count} of {max(counts)})" for name, count in pairs if FAR_FEWER * count < max(counts)]
+    return [
+        f"{name} ({count} images, the largest class has {max(counts)})"
+        for name, count in pairs
+        if FAR_FEWER * count < max(counts)
+    ]
 
 
 # -- forgetting ------------------------------------------------------------------------------------------------------

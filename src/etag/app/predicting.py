@@ -53,18 +53,18 @@ def predict_files(
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
     for batch, (rows, pixels, complaints) in zip(batches, images.decode_batches(batches), strict=True):
-        found = dict(zip(rows.tolist(), probabilities(classifier, about, pixels), strict=True))
+        by_row = dict(zip(rows.tolist(), probabilities(classifier, about, pixels), strict=True))
         reasons = iter(complaints)
         for row in batch.tolist():
             yield (
-                _prediction(files[row], found[row], about, top, reject)
-                if row in found
+                _prediction(files[row], by_row[row], about, top, reject)
+                if row in by_row
                 else _failed(next(reasons), files[row])
             )
 
 
-def _prediction(path: str, likely: Tensor, about: ModelInfo, top: int, reject: bool) -> Prediction:
-    best = likely.topk(min(top, len(likely)))
+def _prediction(path: str, probability: Tensor, about: ModelInfo, top: int, reject: bool) -> Prediction:
+    best = probability.topk(min(top, len(probability)))
     if reject and best.values[0] < about.threshold:
         return Prediction(path)
     return Prediction(path, tuple(about.classes[place] for place in best.indices.tolist()), tuple(best.values.tolist()))

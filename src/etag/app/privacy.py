@@ -9,7 +9,9 @@ def privacy_statement(directory: ModelDirectory) -> str:
     """A paragraph for people."""
     about, sizes = directory.about(), directory.sizes()
     info = METHODS[about.method].info
-    images = "images are stored (exemplars)" if info.exemplars else "no image is stored, and no feature of one"
+    images = (
+        "images are stored (exemplars)" if info.exemplars else "neither images nor features of single images are stored"
+    )
     return (
         f"privacy: {images}. {data_size(sum(sizes.values()))} are stored: {info.stores}; and class names. "
         "This is no guarantee: it may be possible to reconstruct something of the images from weights and "

@@ -25,7 +25,7 @@ def source_folders(
 
 def chosen_classes(text: str, known: Sequence[str]) -> dict[int, str]:
     """The classes in a comma-separated list of names or numbers; a-b stands for all from a to b."""
-    found: dict[int, str] = {}
+    chosen: dict[int, str] = {}
     for word in map(str.strip, text.split(",")):
         first, dash, last = word.partition("-")
         if word in known:
@@ -36,5 +36,5 @@ def chosen_classes(text: str, known: Sequence[str]) -> dict[int, str]:
             raise EtagError(f"there is no class '{word}': name some of {', '.join(known)}.")
         if not numbers or numbers[-1] >= len(known):
             raise EtagError(f"the classes '{word}' are not there: they are numbered from 0 to {len(known) - 1}.")
-        found |= {number: known[number] for number in numbers}
-    return found
+        chosen |= {number: known[number] for number in numbers}
+    return chosen

@@ -18,27 +18,29 @@ app = typer.Typer(
 )
 app.add_typer(models.app)
 app.add_typer(grids.app)
-app.add_typer(models.models, name="models")
+app.add_typer(models.version_commands, name="models")
 
 
 @app.command()
 def run(
     recipe: Annotated[str | None, typer.Argument(help="Name or file of a recipe (see `etag recipes`).")] = None,
-    method: Annotated[str | None, typer.Option(help="Method (see `etag methods`).")] = None,
+    method: Annotated[str | None, typer.Option(help="Name of the method (see `etag methods`).")] = None,
     data: Annotated[str | None, typer.Option(help="Data source (see `etag data`), or a folder of images.")] = None,
     split: Annotated[str | None, typer.Option(help="Classes per task: b50-5x10 is 50, then 5 tasks of 10.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed, also of the class order.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Changes to any recipe; `fast` takes a third of the time.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; it also shuffles the class order.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Named options on top of the recipe, e.g. fast: about 3 times faster.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; else runs/METHOD-DATA-SPLIT-seedN.")] = None,
-    weights: Annotated[str | None, typer.Option(help="File of initial backbone weights.")] = None,
+    weights: Annotated[str | None, typer.Option(help="File with initial weights of the backbone.")] = None,
     setting: Settings = None,
     devices: Annotated[int | None, typer.Option(help="Processes on each machine, one per device.")] = None,
-    num_nodes: Annotated[int | None, typer.Option(help="Machines; the command is given on each.")] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Number of machines; run the same command on each.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the run that is in the directory.")] = False,
     dry_run: DryRun = False,
     plugin: Plugins = None,
 ) -> None:
-    """Learn a scenario task by task, evaluate after each, and write a run directory with a report."""
+    """Train a scenario task by task, evaluate after each task, and write a run directory with a report."""
     from etag.app.api import default_directory, execute
     from etag.engine.runtime import is_follower
     from etag.evaluation.metrics import METRICS, stored_summary
@@ -51,7 +53,7 @@ def run(
     given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given, setting or [], preset)
     if dry_run:
-        typer.echo(yaml_files.write(config.plain()), nl=False)
+        typer.echo(yaml_files.write(config.to_json()), nl=False)
         typer.echo(estimate(config).report())
         return
     where = out or default_directory(config)
@@ -71,7 +73,9 @@ def run(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of run directories.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    reference: Annotated[str | None, typer.Option(metavar="NAME", help="Compare with this method; else etag.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Method to compare the others with (default: etag).")
+    ] = None,
     figure: Annotated[Path | None, typer.Option(help="Also draw the accuracy curves as .svg, .pdf or .png.")] = None,
     _plugin: Plugins = None,
 ) -> None:
@@ -80,8 +84,8 @@ def report(
 
     if figure is not None:
         typer.echo(f"accuracy curves: {write_curves(runs, figure)}")
-    page, found = write_comparison(runs, out, reference)
-    typer.echo(f"report of {len(found.runs)} run(s) on {len(found.groups)} split(s): {page}")
+    page, collection = write_comparison(runs, out, reference)
+    typer.echo(f"report of {len(collection.runs)} run(s) on {len(collection.groups)} split(s): {page}")
 
 
 @app.command()
@@ -103,8 +107,8 @@ def methods(as_json: AsJson = False, _plugin: Plugins = None) -> None:
     for name, method in known.items():
         if not method.is_e_variant:
             typer.echo(_describe(name, method))
-    embedded = ", ".join(name for name, method in known.items() if method.is_e_variant)
-    typer.echo(f"with embedding distillation added, and auxiliary classifiers stored: {embedded}")
+    variants = ", ".join(name for name, method in known.items() if method.is_e_variant)
+    typer.echo(f"variants with embedding distillation, which also store auxiliary classifiers: {variants}")
 
 
 def _abilities(method: Any) -> dict[str, bool]:
@@ -143,10 +147,10 @@ def data(context: typer.Context, as_json: AsJson = False, _plugin: Plugins = Non
     rows = []
     for name in SOURCES:
         source = SOURCES[name]
-        place = source.find() if source.files else None
-        embedded = "where you say" if source.needs_path else "embedded"
-        found = embedded if not source.files else str(place) if place else "not found"
-        rows.append({"name": name, "summary": source.summary, "found": found, "files": source.required_files})
+        where = "set with --data DIR" if source.needs_path else "comes with the package"
+        if source.files:
+            where = str(source.find() or "not found")
+        rows.append({"name": name, "summary": source.summary, "found": where, "files": source.required_files_text})
     _show(rows, ("name", "summary", "found"), as_json)
 
 
@@ -155,7 +159,7 @@ def get(
     name: Annotated[str, typer.Argument(help="A data source.")],
     path: Annotated[str | None, typer.Option(help="The folder; else $ETAG_DATA/NAME, else the user cache.")] = None,
 ) -> None:
-    """Fetch a source's files; what was cut off is resumed."""
+    """Download a source's files; an interrupted download continues."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from etag.data.source import SOURCES
@@ -176,16 +180,16 @@ def get(
 @sources.command()
 def folders(
     name: Annotated[str, typer.Argument(help="A data source.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write: a sub-folder of PNG files a class.")],
-    classes: Annotated[str | None, typer.Option(help="Only these: names or numbers: apple,bear or 0-4,7.")] = None,
-    per_class: Annotated[int | None, typer.Option(help="The first so many images of each.", min=1)] = None,
-    part: Annotated[Literal["train", "test"], typer.Option(help="Which of its images.")] = "train",
+    out: Annotated[Path, typer.Argument(help="The folder to write: one sub-folder of PNG files per class.")],
+    classes: Annotated[str | None, typer.Option(help="Classes, by name or number: apple,bear or 0-4,7.")] = None,
+    per_class: Annotated[int | None, typer.Option(help="Images per class, at most.", min=1)] = None,
+    part: Annotated[Literal["train", "test"], typer.Option(help="Training or test images.")] = "train",
 ) -> None:
-    """Write a source's images as plain folders, to try `etag learn` on."""
+    """Write a source's images as folders, to try `etag learn` with."""
     from etag.app.sources import source_folders
 
-    written, kinds = source_folders(name, out, classes, per_class, part)
-    typer.echo(f"{out}: {written} images of {kinds} classes")
+    images, class_count = source_folders(name, out, classes, per_class, part)
+    typer.echo(f"{out}: {images} images of {class_count} classes")
 
 
 @app.command()
@@ -194,10 +198,10 @@ def recipes(
     grids: Annotated[bool, typer.Option("--grids", help="The grids instead, for `etag bench`.")] = False,
 ) -> None:
     """The recipes that come with the package."""
-    from etag.experiments import recipes as shelf
+    from etag.experiments import recipes as recipe_files
 
-    known = shelf.grids() if grids else shelf.available()
-    rows = [{"name": name, "summary": shelf.summary(path), "path": str(path)} for name, path in known.items()]
+    known = recipe_files.grids() if grids else recipe_files.available()
+    rows = [{"name": name, "summary": recipe_files.summary(path), "path": str(path)} for name, path in known.items()]
     _show(rows, ("name", "summary"), as_json)
 
 

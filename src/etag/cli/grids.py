@@ -25,10 +25,10 @@ app = typer.Typer()
 def bench(
     grid: Annotated[str, typer.Argument(help="Name or file of a grid (see `etag recipes --grids`).")],
     store: Annotated[Path | None, typer.Option(help="Folder of runs; else $ETAG_RUNS/GRID or the user cache.")] = None,
-    results: Annotated[Path | None, typer.Option(help="Folder for finished results; results/GRID.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder for finished results (default: results/GRID).")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one thread each.", min=1)] = 1,
-    engine: Annotated[Literal["local", "ray"], typer.Option(help="Where: on this machine, or on Ray.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, one is started here.")] = None,
+    on: Annotated[Literal["local", "ray"], typer.Option(help="Where runs execute: this machine, or Ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster (default: start one here).")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Only estimate how long it would take.")] = False,
     tflops: Annotated[float, typer.Option(help="Sustained speed of a GPU; 6 is about a V100.", min=0.01)] = 6.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and their states.")] = False,
@@ -42,20 +42,20 @@ def bench(
     from etag.experiments.bench import Bench, default_results, default_store
     from etag.experiments.grid import Grid
 
-    plan = Grid.load(grid, plugin or [])
+    loaded = Grid.load(grid, plugin or [])
     if estimate:
-        _print_estimate(plan, tflops)
+        _print_estimate(loaded, tflops)
         return
-    execution = Bench(plan, store or default_store(plan), results or default_results(plan), restart)
+    execution = Bench(loaded, store or default_store(loaded), results or default_results(loaded), restart)
     if dry_run:
-        for run in plan.plan(lambda _: None):
+        for run in loaded.plan(lambda _: None):  # no search has a result yet
             status = execution.status(run)
             typer.echo(f"{status.state:8} {run.name}  {status.reason}".rstrip())
         return
-    for number in (signal.SIGINT, signal.SIGTERM):  # as for `etag run`, also where a shell has them ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # some shells ignore these signals for background jobs
         signal.signal(number, signal.default_int_handler)
     try:
-        with _workers(engine, address, jobs) as workers, _display() as display:
+        with _workers(on, address, jobs) as workers, _display() as display:
             runs = execution.execute(workers, display)
     except KeyboardInterrupt:
         typer.echo("interrupted: the same command resumes from here.", err=True)
@@ -68,12 +68,12 @@ def bench(
         raise typer.Exit(1)
 
 
-def _print_estimate(plan: "Grid", tflops: float) -> None:
+def _print_estimate(grid: "Grid", tflops: float) -> None:
     """Print the hours of each label and of all runs, on this device and on a GPU of this speed."""
     from etag.experiments.bench import estimates
 
     total = [0.0, 0.0]
-    for label, runs, seconds, operations in estimates(plan):
+    for label, runs, seconds, operations in estimates(grid):
         hours, gpu_hours = runs * seconds / 3600, runs * operations / (3600e12 * tflops)
         typer.echo(f"{label}: {runs} runs, {hours:.2f} h on this device, {gpu_hours:.2f} GPU-hours")
         total = [total[0] + hours, total[1] + gpu_hours]
@@ -81,8 +81,8 @@ def _print_estimate(plan: "Grid", tflops: float) -> None:
 
 
 @contextmanager
-def _workers(engine: str, address: str | None, jobs: int) -> "Iterator[Workers]":
-    if engine == "local":
+def _workers(on: str, address: str | None, jobs: int) -> "Iterator[Workers]":
+    if on == "local":
         from etag.experiments.local_workers import LocalWorkers
 
         yield LocalWorkers(jobs)
@@ -108,13 +108,15 @@ def _display() -> "Iterator[Display]":
         yield lambda runs, seconds_left: live.update(_table(runs, seconds_left), refresh=True)
 
 
-def _print_ended(published: set[str], runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
-    """Print a line for each run that has ended and is not in `printed`, and add it there."""
+def _print_ended(ended: set[str], runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
+    """Print a line for each run that has ended and is not in `ended`, and add it there."""
     for status in runs:
-        if status.state in ("done", "failed") and status.run.name not in published:
-            published.add(status.run.name)
-            outcome = f"A {status.accuracy:.2%}" if status.accuracy is not None else f"failed: {status.reason}"
-            typer.echo(f"{status.run.name}: {outcome} ({len(published)} of {len(runs)}{_left(seconds_left)})")
+        if status.state in ("done", "failed") and status.run.name not in ended:
+            ended.add(status.run.name)
+            outcome = (
+                f"average accuracy {status.accuracy:.2%}" if status.accuracy is not None else f"failed: {status.reason}"
+            )
+            typer.echo(f"{status.run.name}: {outcome} ({len(ended)} of {len(runs)}{_left(seconds_left)})")
 
 
 def _table(runs: "Sequence[RunStatus]", seconds_left: float | None) -> "Table":
@@ -126,7 +128,7 @@ def _table(runs: "Sequence[RunStatus]", seconds_left: float | None) -> "Table":
     states = ("done", "running", "waiting", "failed")
     counts = {state: sum(status.state == state for status in runs) for state in states}
     title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    columns, title = ("run", "done", "A (mean)", "now"), title + _left(seconds_left)
+    columns, title = ("run", "done", "average accuracy", "now"), title + _left(seconds_left)
     table = Table(*columns, box=None, header_style="bold", title=title, title_justify="left")
     groups, means = by_label(runs), {}
     best: dict[str, float] = {}  # of each split

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from etag.app.predicting import Prediction
 
 app = typer.Typer()
-models = typer.Typer(help="Manage the versions of a model.", no_args_is_help=True)
+version_commands = typer.Typer(help="Manage the versions of a model.", no_args_is_help=True)
 
 Model = Annotated[Path, typer.Argument(help="A model directory: of `etag learn`, or of a finished `etag run`.")]
-Workers = Annotated[int, typer.Option(help="Processes that decode images ahead.", min=0)]
+Workers = Annotated[int, typer.Option(help="Processes that decode images in advance.", min=0)]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.steps=300.")
 ]
@@ -42,8 +42,10 @@ NONE_OF_THESE = "(none of these)"
 @app.command()
 def learn(
     model: Annotated[Path, typer.Argument(help="The model directory; created by the first lesson.")],
-    images: Annotated[Path, typer.Argument(help="A folder with one sub-folder of images per new class.")],
-    update: Annotated[bool, typer.Option("--update", help="The images are more of classes that are known.")] = False,
+    folder: Annotated[Path, typer.Argument(help="A folder with one sub-folder of images per new class.")],
+    update: Annotated[
+        bool, typer.Option("--update", help="Add images to classes that the model already knows.")
+    ] = False,
     method: Annotated[
         str | None, typer.Option(help="Method of a new model (see `etag methods`); etag by default.")
     ] = None,
@@ -59,7 +61,9 @@ def learn(
     named = {"method": method, "model.weights": weights, "seed": seed}
     given = {key: value for key, value in named.items() if value is not None}
     try:
-        result = learn_folder(model, images, given, setting or [], update=update, say=typer.echo, dry_run=dry_run)
+        result = learn_folder(
+            model, folder, given, setting or [], update=update, print_line=typer.echo, dry_run=dry_run
+        )
     except KeyboardInterrupt as stopped:
         typer.echo(f"interrupted: '{model}' is unchanged; the same command resumes the lesson.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
@@ -77,17 +81,16 @@ def _print_result(model: Path, result: "LessonResult") -> None:
     if lesson.evaluation is not None:
         typer.echo(
             f"{kind} classes: {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} held-out images are "
-            "right, with all classes competing"
+            "classified correctly, among all known classes"
         )
     for name, accuracy in result.per_class.items():
         typer.echo(f"  {accuracy:6.1%}  {name}")
     if result.calibration.generated_accuracy is not None:
         earlier = [past.evaluation for past in result.about.history[:-1] if past.evaluation is not None]
         typer.echo(
-            "old classes: none of their images is stored to test on. "
-            f"{result.calibration.generated_accuracy:.1%} of features that the generator generates for them are "
-            "classified correctly, which is more than of real images; on held-out images it was "
-            f"{', then '.join(f'{evaluation.accuracy:.1%}' for evaluation in earlier)} when they were learned."
+            "old classes: their images are not stored, so they cannot be tested. Accuracy on generated features: "
+            f"{result.calibration.generated_accuracy:.1%} (expect less on real images). Accuracy when first learned: "
+            f"{', '.join(f'{evaluation.accuracy:.1%}' for evaluation in earlier)}."
         )
     sizes = ModelDirectory(model).sizes()
     typer.echo(
@@ -137,14 +140,16 @@ def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[
         if prediction.error is not None:
             failed.append(prediction)
             continue
-        found = list(zip(prediction.classes, prediction.probabilities, strict=True))
+        classes = list(zip(prediction.classes, prediction.probabilities, strict=True))
         if form == "json":
-            values = [{"class": name, "probability": round(likely, 6)} for name, likely in found]
+            values = [{"class": name, "probability": round(value, 6)} for name, value in classes]
             typer.echo(json.dumps({"path": prediction.path, "predictions": values}))
         elif form == "csv":
-            rows.writerows([prediction.path, name, f"{likely:.6f}"] for name, likely in found or [("", 0.0)])
+            rows.writerows(
+                [prediction.path, name, f"{probability:.6f}"] for name, probability in classes or [("", 0.0)]
+            )
         else:
-            words = [f"{likely:6.1%}  {name}" for name, likely in found] or [f"        {NONE_OF_THESE}"]
+            words = [f"{value:6.1%}  {name}" for name, value in classes] or [f"        {NONE_OF_THESE}"]
             typer.echo("\t".join([prediction.path, *words]))
     return failed
 
@@ -153,7 +158,7 @@ def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[
 def evaluate(
     model: Model,
     folder: Annotated[Path, typer.Argument(help="Images of known classes, one sub-folder per class.")],
-    unknown: Annotated[Path | None, typer.Option(help="Also a folder of images of none of the classes.")] = None,
+    unknown: Annotated[Path | None, typer.Option(help="Folder of images of no known class; adds AUROC.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a figure (.png, .svg, .pdf).")] = None,
     as_json: AsJson = False,
     workers: Workers = 1,
@@ -162,16 +167,16 @@ def evaluate(
     """Measure the accuracy of a model on labeled images."""
     from etag.app.evaluating import evaluate_folder
 
-    found = evaluate_folder(model, folder, unknown, out, workers)
+    evaluation = evaluate_folder(model, folder, unknown, out, workers)
     if as_json:
-        typer.echo(json.dumps(found.plain(), indent=1))
+        typer.echo(json.dumps(evaluation.to_json(), indent=1))
         return
-    typer.echo(f"{found.images} images of {len(found.per_class)} classes: {found.accuracy:.1%} right")
-    for name, (count, accuracy) in found.per_class.items():
+    typer.echo(f"{evaluation.images} images of {len(evaluation.per_class)} classes: {evaluation.accuracy:.1%} right")
+    for name, (count, accuracy) in evaluation.per_class.items():
         typer.echo(f"  {accuracy:6.1%}  of {count:5}  {name}")
-    typer.echo(f"calibration error (ECE): {found.calibration_error:.3f}")
-    if found.auroc is not None:
-        typer.echo(f"known against unknown images (AUROC): {found.auroc:.3f}")
+    typer.echo(f"calibration error (ECE): {evaluation.calibration_error:.3f}")
+    if evaluation.auroc is not None:
+        typer.echo(f"known against unknown images (AUROC): {evaluation.auroc:.3f}")
 
 
 @app.command()
@@ -184,7 +189,7 @@ def info(model: Model, as_json: AsJson = False, _plugin: Plugins = None) -> None
     directory = ModelDirectory(model)
     about, sizes = directory.about(), directory.sizes()
     if as_json:
-        content = about.plain() | {"version": directory.version, "versions": directory.versions, "bytes": sizes}
+        content = about.to_json() | {"version": directory.version, "versions": directory.versions, "bytes": sizes}
         typer.echo(json.dumps(content, indent=1))
         return
     others = [str(number) for number in directory.versions if number != directory.version]
@@ -194,8 +199,8 @@ def info(model: Model, as_json: AsJson = False, _plugin: Plugins = None) -> None
         typer.echo(f"{number}. {lesson.date}  {lesson.kind}: {', '.join(map(str, lesson.classes))}".rstrip(": "))
         if lesson.evaluation is not None:
             typer.echo(
-                f"   {lesson.images} images; {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} test "
-                "images right"
+                f"   {lesson.images} images; {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} held-out "
+                "images classified correctly"
             )
     typer.echo(f"method {about.method}, images of {about.preprocess.size} pixels per side")
     typer.echo("on disk: " + ", ".join(f"{name} {data_size(size)}" for name, size in sizes.items()))
@@ -233,7 +238,7 @@ def forget(
     typer.echo(f"'{model}' no longer knows '{name}'; {len(about.classes)} classes are left.")
 
 
-@models.command()
+@version_commands.command()
 def rollback(model: Model) -> None:
     """Return to the version that the current one was learned from."""
     from etag.learner.model_directory import ModelDirectory
@@ -241,7 +246,7 @@ def rollback(model: Model) -> None:
     typer.echo(f"'{model}' is at version {ModelDirectory(model).rollback()} again.")
 
 
-@models.command()
+@version_commands.command()
 def strip(model: Model) -> None:
     """Delete everything that only learning needs: the model predicts, but learns no more."""
     from etag.core.text import data_size

@@ -106,7 +106,7 @@ class TrainOptions(Options):
         return self
 
     def for_task(self, index: int) -> Self:
-        """Return the options for one task, with `base` (for task 0) and `length` applied."""
+        """Return the options for one task, with `base` (for task 0) and `length_factor` applied."""
         options = self.model_dump(exclude={"base"})
         if index == 0:
             if "epochs" in self.base:
@@ -116,7 +116,7 @@ class TrainOptions(Options):
 
 
 def _apply_length(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options without `length`, after scaling all numbers of epochs and steps by it."""
+    """Return the options without `length_factor`, after scaling all numbers of epochs and steps by it."""
     factor: float = options.pop("length_factor")
 
     def scaled(count: int) -> int:
@@ -128,7 +128,7 @@ def _apply_length(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class RuntimeOptions(Options):
-    """Where and in which precision a run computes; these options never change which result is computed."""
+    """Where and in which precision a run computes; they change speed and rounding, not the experiment."""
 
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="device; auto: a GPU if there is one"

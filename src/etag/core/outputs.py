@@ -1,4 +1,4 @@
-"""What a solver computes for a batch, and which parts of it are asked for."""
+"""What a solver computes for a batch, and which of it is needed."""
 
 from dataclasses import dataclass, field
 from enum import Flag, auto
@@ -26,7 +26,7 @@ class Views:
 
     inputs: Tensor
     image_count: int  # the first rows of `inputs`: the images themselves
-    selected: Tensor | None = None  # rows that count as views; None selects all of them
+    selected: Tensor | None = None  # rows of `inputs` that the auxiliaries see; None: all
     labels: Tensor | None = None  # of the selected rows: the class and the view together
 
 
@@ -43,7 +43,8 @@ class Outputs:
 
 
 def require(value: V | None) -> V:
-    """Return `value`, which must not be None: a missing part is a mistake in our code, not the user's."""
+    """Return `value`. It must not be None: an output of which a term did not declare the need, or a part that the
+    method did not build, is a mistake in our code and not the user's."""
     if value is None:
-        raise RuntimeError("this part was not computed: declare it in the need of the term that uses it")
+        raise RuntimeError("a value that must exist here is None: an output without a declared need, or a missing part")
     return value

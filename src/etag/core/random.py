@@ -1,8 +1,8 @@
-"""Addressed randomness: every random number comes from a stream named by its purpose, never from a global generator.
+"""Named random streams: every random number comes from a stream named by its purpose, never from a global generator.
 
-Therefore a resumed run equals an uninterrupted one, a loss term of weight 0 equals no term, and several processes
-equal one: numbers are drawn for the whole (global) batch, and each process uses its own rows of them. All numbers are
-drawn on the CPU, so that they do not depend on the device.
+Therefore a resumed run gives the same result as an uninterrupted one, a loss term of weight 0 the same as none, and
+several processes the same as one: numbers are drawn for the whole (global) batch, and each process uses its own rows.
+All numbers are drawn on the CPU, so that they do not depend on the device.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Placement:
     world: int = 1
 
     def own_rows(self, rows: int) -> slice:
-        """Return the rows of a global batch that belong to this process; shares differ by at most one row."""
+        """Return the rows of a global batch that belong to this process; the numbers of rows differ by at most one."""
         size, extra = divmod(rows, self.world)
         start = self.rank * size + min(self.rank, extra)
         return slice(start, start + size + (self.rank < extra))
@@ -72,8 +72,8 @@ class Draws:
         """Return uniform integers in [low, high), one per own row."""
         return self._own(torch.randint(low, high, (rows,), generator=self.stream.torch_generator(purpose)))
 
-    def order(self, purpose: str, rows: int) -> Tensor:
-        """Return the positions of this process's rows in a random order of all rows, on the CPU."""
+    def ranks(self, purpose: str, rows: int) -> Tensor:
+        """Return a random rank of each own row among all rows of the global batch (0 is the first), on the CPU."""
         return torch.randperm(rows, generator=self.stream.torch_generator(purpose))[self.placement.own_rows(rows)]
 
     def _own(self, values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class ImageSet(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def read(self, row_batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the images of each tensor of rows, in order; they may be read in advance."""
 
     def select(self, rows: Tensor) -> Self:
@@ -30,8 +30,8 @@ class ImageSet(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a scenario: labels 0 .. old - 1 are old classes, old .. old + new - 1 are new ones. A later task
-    without new classes (new = 0) has images of the old classes from another domain."""
+    """One task of a scenario: labels below `num_old` are old classes, those from `num_old` to `num_seen` - 1 are new. A
+    later task with `num_new` = 0 has images of the old classes from another domain."""
 
     index: int
     num_old: int

@@ -24,7 +24,7 @@ class Batch:
         self.inputs = inputs  # normalized images, or features
         self.labels = labels
         self.draws = draws
-        self.total = total  # rows of the global batch
+        self.total = total  # rows of the global batch, over all processes
 
 
 class Batches(Protocol):
@@ -42,7 +42,7 @@ Terms = dict[str, Tensor]  # named and weighted; their sum is the loss
 
 @dataclass(frozen=True)
 class StepData:
-    """Everything a loss term may use: the batch, its views, and the outputs of student and teacher."""
+    """What a loss term may use: the batch, its views, and the outputs of student and teacher."""
 
     batch: Batch
     views: Views
@@ -52,7 +52,7 @@ class StepData:
 
 @dataclass(frozen=True)
 class Term:
-    """One loss term: a pure function of a step, its weight, and what it needs from student and teacher."""
+    """One loss term: a pure function, its weight, and which outputs it needs from student and teacher."""
 
     name: str
     compute: Callable[[StepData], Tensor]
@@ -100,7 +100,7 @@ class ParameterGroup:
 
     parameters: list[nn.Parameter]
     name: str = ""  # passed to the module as `group` when the phase has several
-    every: int = 1  # the group is updated at every so many-th step
+    interval: int = 1  # steps between two updates
     training: TrainOptions | None = None  # where it differs from the phase's
     optimizer_state: OptimizerState | None = None  # read at the start, updated at the end; None starts afresh
 
@@ -109,9 +109,8 @@ class ParameterGroup:
 class Phase:
     """Something to train: one module whose forward(batch) returns the named, weighted loss terms. Everything that
     enters the loss is computed in that forward, so DDP and autocast see all of it. Parameters of the module that belong
-    to no group are frozen while the phase runs. Building a phase draws no random numbers, changes nothing, and copies
-    nothing that an earlier phase trains: on resume, finished phases are built again and skipped, and what they trained
-    is restored only when the next one runs."""
+    to no group are frozen while the phase runs. Building a phase must have no side effects and copy no weights: on
+    resume, finished phases are built again but not run, and their weights may not be loaded yet."""
 
     name: str
     module: nn.Module
@@ -120,7 +119,7 @@ class Phase:
     training: TrainOptions
     batch_norm: Literal["train", "frozen"] = "train"  # whether BatchNorm statistics follow the data
     validation: Batches | None = None  # for the plateau schedule
-    compilable: tuple[nn.Module, ...] = ()  # parts whose structure never changes: torch.compile may compile them
+    compilable: tuple[nn.Module, ...] = ()  # modules that torch.compile may compile: their structure never changes
 
     @property
     def steps(self) -> int:
@@ -151,8 +150,8 @@ class Checkpointer(Protocol):
     order in which the method yields them."""
 
     def skip_finished(self, number: int) -> bool:
-        """Whether a phase or pass was finished before the interruption. Asking for the last finished one restores
-        everything the method stores to its state at that point."""
+        """Whether a phase or pass was finished before the interruption and is not run again. At the last finished one,
+        everything that the method stores is loaded as it was at that point."""
 
     def result(self, number: int) -> dict[str, Tensor]:
         """The result of a finished pass; empty for a phase."""
@@ -161,7 +160,7 @@ class Checkpointer(Protocol):
         """The training state of the interrupted phase, after restoring the method to it; empty if there is none."""
 
     def due(self, step: int) -> bool:
-        """Whether it is time to save after so many steps of a phase. All processes get the same answer."""
+        """Whether it is time to save after step number `step` of a phase. All processes get the same result."""
 
     def save(self, name: str, state: dict[str, Tensor]) -> None:
         """Save the training state of a phase; raises `Interrupted` if the run was asked to stop."""
@@ -173,15 +172,16 @@ class Checkpointer(Protocol):
 class Callback:
     """Receives what happens during learning: override the methods you need. Called in the first process only."""
 
-    def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:
-        """A task begins; `task.train` holds the images it trains on. Where it is resumed, `done` has the number of
-        steps of each phase that are saved already (None: all of them)."""
+    def on_task_begin(self, task: Task, saved_steps: Mapping[str, int | None]) -> None:
+        """A task begins; `task.train` holds the images it trains on. If it is resumed, `saved_steps` has the number of
+        steps of each phase that need not be repeated (None: all of the phase)."""
 
     def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:
         """A phase or data pass begins."""
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
-        """Some steps were made: loss terms of the last one (empty in a data pass), images since the last call."""
+        """Some steps are done. `terms`: losses of the last one (empty in a data pass); `rows`: images since the last
+        call."""
 
     def on_phase_end(self, name: str, seconds: float) -> None:
         """A phase or data pass ended."""
@@ -193,4 +193,4 @@ class Callback:
         """A task ended and its result is saved."""
 
     def close(self) -> None:
-        """Nothing follows; also called after an error or an interruption."""
+        """The end, also after an error or an interruption."""

@@ -75,7 +75,7 @@ class ImageBatches(_RowBatches):
         """Yield the batches of one epoch, beginning with batch number `start`."""
         device, preprocess = self._placement.device, self._preprocess
         steps = list(self._steps(index, start))
-        batches = self._images.batches([rows for rows, _, _ in steps])
+        batches = self._images.read([rows for rows, _, _ in steps])
         for (rows, draws, total), pixels in zip(steps, batches, strict=True):
             pixels = pixels.to(device, non_blocking=True)
             inputs = preprocess.augmented(pixels, draws, total) if self._augment else preprocess.centered(pixels)

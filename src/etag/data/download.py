@@ -37,10 +37,10 @@ def fetch(download: Download, folder: Path, progress: Progress) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if not (target.is_file() and _md5(target) == download.md5):
             _receive(download, part, progress)
-            if (found := _md5(part)) != download.md5:
+            if (md5 := _md5(part)) != download.md5:
                 part.unlink()
                 raise EtagError(
-                    f"{download.url} arrived damaged (its MD5 is {found}, not {download.md5}) and was deleted: "
+                    f"{download.url} arrived damaged (its MD5 is {md5}, not {download.md5}) and was deleted: "
                     "try again; if it happens twice, the file on the server has changed."
                 )
             os.replace(part, target)

@@ -28,9 +28,9 @@ class MemoryImages:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def read(self, row_batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the images of each tensor of rows, in order."""
-        return (self.pixels.index_select(0, rows) for rows in batches)
+        return (self.pixels.index_select(0, rows) for rows in row_batches)
 
     def select(self, rows: Tensor) -> Self:
         """Return a set of these rows only."""
@@ -62,9 +62,9 @@ class FileImages:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def read(self, row_batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the images of each tensor of rows, in order; a file that cannot be read raises an EtagError."""
-        for _, pixels, unreadable in self.decode_batches(batches):
+        for _, pixels, unreadable in self.decode_batches(row_batches):
             if unreadable:
                 raise unreadable_error(unreadable)
             yield pixels
@@ -96,7 +96,7 @@ class FileImages:
         return replace(self, files=files, labels=torch.cat([s.labels for s in sets]))
 
     def resized(self, side: int) -> Self:
-        """Return the images resized to side x side pixels."""
+        """Return the set; files are resized to side x side pixels when they are decoded."""
         return replace(self, side=side)
 
     @property
@@ -138,14 +138,14 @@ class MixedImages:
         """Class number of each image."""
         return torch.cat([part.labels for part in self.sets])[self.rows]
 
-    def batches(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def read(self, row_batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the images of each tensor of rows, in order; each set reads its own rows in advance."""
-        positions = [self.rows[rows] for rows in batches]
+        positions = [self.rows[rows] for rows in row_batches]
         start, masks, readers = 0, [], []
         for part in self.sets:
             masks.append([(rows >= start) & (rows < start + len(part)) for rows in positions])
             own_rows = [rows[own] - start for rows, own in zip(positions, masks[-1], strict=True)]
-            readers.append(part.batches(own_rows))
+            readers.append(part.read(own_rows))
             start += len(part)
         for rows, own, chunks in zip(positions, zip(*masks, strict=True), zip(*readers, strict=True), strict=True):
             pixels = chunks[0].new_empty(len(rows), *chunks[0].shape[1:])

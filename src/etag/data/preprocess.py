@@ -16,20 +16,20 @@ AREAS, RATIOS = (0.08, 1.0), (3 / 4, 4 / 3)  # of a resized crop: share of the i
 class Preprocess:
     """Crop, mirror and normalize square images of at least `size` pixels per side. Training takes a random window of
     `size` pixels: from the image if it is larger, otherwise from the zero-padded image (padding 4 at 32 pixels, in
-    proportion at other sizes). Testing takes the center. With `crop` off, training takes the center too and never
-    mirrors, for data in which the position of a pixel matters."""
+    proportion at other sizes). Testing takes the center. With `augment` off, training takes the center too and never
+    mirrors: for data in which the position of a pixel matters."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     size: int
     flip: bool
     resized_crop: bool = False  # train on windows of random size and shape, scaled to `size`
-    crop: bool = True
+    augment: bool = True
 
     def augmented(self, images: Tensor, draws: Draws, rows: int) -> Tensor:
         """Return randomly augmented, normalized inputs; `rows` is the size of the global batch."""
         mirror = draws.integers("mirror", 0, 2, rows).bool() if self.flip else None
-        if not self.crop:
+        if not self.augment:
             return self.centered(images)
         if self.resized_crop:
             box = draws.uniform("crop box", rows, 4)
@@ -52,7 +52,7 @@ class Preprocess:
         return ((inputs - shift) / (255 * scale)).clamp(0, 1)
 
     def to_inputs(self, pixels: Tensor) -> Tensor:
-        """Normalize pixels in [0, 1], the inverse of `pixels`; differentiable."""
+        """Normalize pixels in [0, 1], the inverse of `to_pixels`; differentiable."""
         scale, shift = _affine(self.mean, self.std, pixels.device)
         return (pixels * (255 * scale) + shift).contiguous(memory_format=torch.channels_last)
 

@@ -44,9 +44,9 @@ def parse_split(name: str, classes: int | None = None) -> list[int]:
 def class_order(dataset: Dataset, options: DataOptions, seed: int) -> list[int]:
     """Return the source's class numbers in the order in which tasks introduce them."""
     chosen = list(range(len(dataset.classes)))
-    count = options.classes or dataset.used
+    count = options.classes or dataset.default_classes
     if count is not None or options.subset is not None:
-        default_subset = SUBSET_SEED if dataset.used else "natural"
+        default_subset = SUBSET_SEED if dataset.default_classes else "natural"
         chosen = _arranged(default_subset if options.subset is None else options.subset, dataset.classes)
         if isinstance(options.subset, str) and options.subset != "natural":
             count = options.classes or len(chosen)  # without data.classes, use all classes that the file lists
@@ -100,11 +100,11 @@ def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
 def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenario, Preprocess]:
     """Load the data source and split it into tasks; return the scenario and its image preprocessing."""
     dataset = SOURCES[options.name].open(options)
-    order = class_order(dataset, options, seed)[: options.first]
+    order = class_order(dataset, options, seed)[: options.first_classes]
     sizes = parse_split(split, len(order))
     _check_domains(dataset, order, sizes)
     order, size = order[: sum(sizes)], options.size or dataset.size
-    side = round(size * dataset.margin)
+    side = round(size * dataset.stored_ratio)
     names = tuple(dataset.classes[number] for number in order)
     train = _prepared(dataset.train, len(dataset.classes), order, options.train_per_class, side)
     test = _prepared(dataset.test, len(dataset.classes), order, options.test_per_class, side)
@@ -116,25 +116,26 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
             images.select(((images.labels >= old) & (images.labels < old + new)).nonzero().flatten())
             for images in (train, test)
         ]
-        if dataset.shared is None:
+        if dataset.domain_classes is None:
             tasks.append(Task(index, old, new, parts[0], parts[1], num_base=sizes[0]))
         else:
+            # domain-incremental: only the first task brings classes, the others have images of the same
             same = [replace(images, labels=images.labels - old) for images in parts]
-            tasks.append(Task(index, new * (index > 0), new * (index == 0), same[0], same[1], num_base=sizes[0]))
+            tasks.append(Task(index, new if index else 0, 0 if index else new, same[0], same[1], num_base=sizes[0]))
         old += new
     for index, task in enumerate(tasks):
         remaining, held_out = task.holding_out(options.held_out)
         tasks[index] = task if held_out is None else replace(remaining, test=held_out)
-    names = dataset.shared or names
+    names = dataset.domain_classes or names
     flip = dataset.flip if options.flip is None else options.flip
     scenario = Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size)
-    return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop, dataset.crop)
+    return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop, dataset.augment)
 
 
 def _check_domains(dataset: Dataset, order: list[int], sizes: list[int]) -> None:
     """Raise an EtagError unless every task of domain-incremental data has all shared classes, in their order."""
-    if dataset.shared is not None and (set(sizes) != {len(dataset.shared)} or order != sorted(order)):
-        count = len(dataset.shared)
+    if dataset.domain_classes is not None and (set(sizes) != {len(dataset.domain_classes)} or order != sorted(order)):
+        count = len(dataset.domain_classes)
         raise EtagError(
             f"data.domains=true gives every task the same {count} classes: choose a split such as b0-5x{count}, and "
             "do not set data.order or data.subset."

@@ -31,13 +31,12 @@ class DataOptions(Options):
         description="which classes to use: a seed draws them, 'natural' takes the first, a file lists them; "
         "None: natural (imagenet-sub: seed 1993)",
     )
-    first: PositiveInt | None = Field(None, description="use only so many classes from the start of the class order")
+    first_classes: PositiveInt | None = Field(None, description="after ordering, use only the first N classes")
     held_out: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of the training images that replaces the test images, to choose settings on; 0 "
-        "evaluates on the test images",
+        description="share of the training images used as the test set instead, for tuning; 0 uses the test images",
     )
     size: PositiveInt | None = Field(None, description="side of the network's input in pixels; None: the source's own")
     resized_crop: bool = Field(False, description="train on crops of random size and shape instead of shifted images")
@@ -60,7 +59,7 @@ class DataOptions(Options):
     )
     flip: bool | None = Field(None, description="mirror training images at random; None: not for handwritten digits")
     workers: NonNegativeInt = Field(1, description="processes that decode image files in advance; 0: none")
-    memory: NonNegativeInt = Field(2048, description="MiB: image files that fit into it are decoded once")
+    memory: NonNegativeInt = Field(2048, description="MiB; if all images together need no more, files are decoded once")
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,11 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool = True  # whether a mirrored image is still of the same class
-    crop: bool = True  # whether a slightly shifted image is still of the same class
+    augment: bool = True  # whether a slightly shifted image is still of the same class
     ordered: bool = False  # whether the default class order is that of the class numbers, not a random one
-    shared: tuple[str, ...] | None = None  # domain-incremental data: class number n is class n % len(shared) of these
-    margin: float = 1.0  # side of the stored images / side of the network's input
-    used: int | None = None  # default number of classes to use; None is all
+    domain_classes: tuple[str, ...] | None = None  # domain-incremental: class number n is n % len of these
+    stored_ratio: float = 1.0  # side of the stored images / side of the network's input
+    default_classes: int | None = None  # how many classes are used by default; None: all
 
 
 Load = Callable[[Path, DataOptions], Dataset]
@@ -97,7 +96,7 @@ class Source:
     needs_path: bool = False  # whether the user must give data.path
     folder: str | None = None  # name of its folder, if it differs from `name`
 
-    def places(self, path: str | None) -> list[Path]:
+    def search_folders(self, path: str | None) -> list[Path]:
         """Return the folders that are searched, in order."""
         if path is not None:
             return [Path(path).expanduser()]
@@ -106,13 +105,13 @@ class Source:
 
     def find(self, path: str | None = None) -> Path | None:
         """Return the first folder that has all files of one layout, or None."""
-        for folder in self.places(path):
+        for folder in self.search_folders(path):
             if not self.files or any(all((folder / file).exists() for file in layout) for layout in self.files):
                 return folder
         return None
 
     @property
-    def required_files(self) -> str:
+    def required_files_text(self) -> str:
         """The accepted layouts as text, such as "a and b, or c"."""
         return ", or ".join(" and ".join(layout) for layout in self.files)
 
@@ -122,9 +121,9 @@ class Source:
             raise EtagError(f"the data source '{self.name}' needs a folder: give --data DIR or --set data.path=DIR.")
         folder = self.find(options.path)
         if folder is None:
-            searched = " or ".join(str(p) for p in self.places(options.path))
+            searched = " or ".join(str(p) for p in self.search_folders(options.path))
             raise EtagError(
-                f"data '{self.name}' was not found: {self.required_files} should be in {searched}; set "
+                f"data '{self.name}' was not found: {self.required_files_text} should be in {searched}; set "
                 "another folder with --set data.path=DIR or the environment variable ETAG_DATA."
             )
         dataset = self.load(folder, options)
@@ -137,10 +136,10 @@ class Source:
     def get(self, path: str | None, progress: Progress) -> Path:
         """Download its files into the first folder that is searched; return that folder."""
         if not self.downloads:
-            embedded = not self.files and not self.needs_path
-            reason = "comes with the package" if embedded else "cannot be downloaded automatically"
+            built_in = not self.files and not self.needs_path
+            reason = "comes with the package" if built_in else "cannot be downloaded automatically"
             raise EtagError(f"the data '{self.name}' {reason}.")
-        folder = self.places(path)[0]
+        folder = self.search_folders(path)[0]
         for download in self.downloads:
             file = fetch(download, folder, progress)
             if file.suffix == ".zip":

@@ -49,8 +49,8 @@ class ViewTransforms:
 
     def selected_views(self, images: Tensor, labels: Tensor, chosen: Tensor, image_rows: Tensor | None = None) -> Views:
         """Return the images and the chosen views of them. `chosen` holds view numbers, one row for each image in
-        `image_rows` (rows of the batch; None: all). Both are on the CPU. A view that is chosen twice for an image
-        is computed once."""
+        `image_rows` (rows of the batch; None: all). Both are on the CPU. A view that is chosen twice for an image is
+        computed once."""
         device, count = images.device, len(images)
         image_rows = torch.arange(count) if image_rows is None else image_rows
         rows, row_of = [images], torch.zeros(self.count, count, dtype=torch.long)  # row_of[view, image]

@@ -15,16 +15,16 @@ from etag.engine.training import LOG_EVERY, Training
 
 
 class Engine:
-    """Trains phases and runs data passes on the devices of a runtime, and reports to callbacks. `check` is called
-    regularly during data passes, in every process at the same place; it may raise an exception to interrupt the work.
-    (During phases the checkpointer is asked.)"""
+    """Trains phases and runs data passes on the devices of a runtime, and reports to callbacks. `check_stop` is called
+    regularly during data passes, in every process at the same point; it may raise an exception to interrupt the work.
+    (During phases the checkpointer does this.)"""
 
     def __init__(
-        self, runtime: Runtime, callbacks: Sequence[Callback] = (), check: Callable[[], None] = lambda: None
+        self, runtime: Runtime, callbacks: Sequence[Callback] = (), check_stop: Callable[[], None] = lambda: None
     ) -> None:
         self.runtime = runtime
         self._callbacks = callbacks if runtime.leader else ()
-        self._check = check
+        self._check_stop = check_stop
 
     def execute(self, plan: Plan, checkpointer: Checkpointer | None = None) -> None:
         """Carry out a plan, sending it the result of each data pass; skip what was finished before."""
@@ -66,8 +66,8 @@ class Engine:
         steps = data_pass.epochs * len(data_pass.batches)
         with self._reported(data_pass.name, steps, data_pass.epochs), torch.set_grad_enabled(data_pass.gradients):
             if data_pass.reduce == "concat":
-                found = self.runtime.gather(list(self._results(data_pass, steps)))
-                return {name: torch.cat([entry[name] for entry in found]) for name in found[0]}
+                results = self.runtime.gather(list(self._results(data_pass, steps)))
+                return {name: torch.cat([entry[name] for entry in results]) for name in results[0]}
             total: dict[str, Tensor] = {}
             for entry in self._results(data_pass, steps):
                 total = {name: value + total[name] if total else value for name, value in entry.items()}
@@ -78,11 +78,11 @@ class Engine:
         for epoch in range(data_pass.epochs):
             for batch in data_pass.batches.epoch(epoch):
                 with self.runtime.fabric.autocast():
-                    found = {name: value.detach() for name, value in data_pass.module(batch).items()}
-                yield found
+                    result = {name: value.detach() for name, value in data_pass.module(batch).items()}
+                yield result
                 done, rows = done + 1, rows + batch.total
                 if done % LOG_EVERY == 0 or done == steps:
-                    self._check()
+                    self._check_stop()
                     for callback in self._callbacks:
                         callback.on_step(done, epoch, 0.0, {}, rows)
                     rows = 0

@@ -24,7 +24,7 @@ class _PhaseCallback(Callback):
         self._phase, self._since = "", time.perf_counter()
 
     def on_phase_begin(self, name: str, steps: int, epochs: int) -> None:  # noqa: ARG002
-        """Note the phase."""
+        """Remember the phase."""
         self._phase, self._since = name, time.perf_counter()
 
     def _speed(self, rows: int) -> float:
@@ -40,14 +40,16 @@ class StepLog(_PhaseCallback):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        self._file: TextIO = path.open("a", buffering=1)  # line by line: an interrupted run must find all of them
+        self._file: TextIO = path.open(
+            "a", buffering=1
+        )  # line by line, so that none is lost when the process is killed
         self._task = 0
 
-    def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:
-        """Note the task, and drop the lines of steps that will be made again."""
+    def on_task_begin(self, task: Task, saved_steps: Mapping[str, int | None]) -> None:
+        """Remember the task, and drop the lines of steps that will be repeated."""
         self._task = task.index
         self._file.close()
-        _cut(self._path, task.index, done)
+        _cut(self._path, task.index, saved_steps)
         self._file = self._path.open("a", buffering=1)
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
@@ -65,13 +67,13 @@ class StepLog(_PhaseCallback):
             self._file.close()
 
 
-def _cut(path: Path, task: int, done: Mapping[str, int | None]) -> None:
-    """Drop the lines of a step log that do not belong to earlier tasks or to the steps that are done."""
+def _cut(path: Path, task: int, saved_steps: Mapping[str, int | None]) -> None:
+    """Keep only the lines of earlier tasks and of saved steps; the others will be written again."""
 
     def stays(line: dict[str, Any]) -> bool:
-        if line["task"] != task or line["phase"] not in done:
+        if line["task"] != task or line["phase"] not in saved_steps:
             return bool(line["task"] < task)
-        last = done[line["phase"]]
+        last = saved_steps[line["phase"]]
         return last is None or line["step"] <= last
 
     try:
@@ -82,7 +84,8 @@ def _cut(path: Path, task: int, done: Mapping[str, int | None]) -> None:
 
 
 class TensorBoardLog(_PhaseCallback):
-    """Logs loss terms, learning rate and speed per step, and accuracies per task; steps count on over tasks."""
+    """Logs loss terms, learning rate and speed per step, and accuracies per task; the step count continues from task to
+    task."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -96,7 +99,7 @@ class TensorBoardLog(_PhaseCallback):
         self._before: dict[str, int] = {}  # steps of each phase in earlier tasks
         self._last: dict[str, int] = {}
 
-    def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:  # noqa: ARG002
+    def on_task_begin(self, task: Task, saved_steps: Mapping[str, int | None]) -> None:  # noqa: ARG002
         """Continue the step count of the previous task."""
         self._before = dict(self._last)
 
@@ -149,7 +152,7 @@ class ProgressBars(_PhaseCallback):
         self._per_image: float | None = None  # seconds, from the last finished task
         self._bars.start()
 
-    def on_task_begin(self, task: Task, done: Mapping[str, int | None]) -> None:  # noqa: ARG002
+    def on_task_begin(self, task: Task, saved_steps: Mapping[str, int | None]) -> None:  # noqa: ARG002
         """Move the first bar to the new task."""
         now, index = time.perf_counter(), min(task.index, len(self._images) - 1)
         if self._phases:  # not the first task that is seen
@@ -173,13 +176,13 @@ class ProgressBars(_PhaseCallback):
         self._bars.update(self._phase_bar, completed=step, note=note)
         # the first phase of a task, the solver's, takes nearly all of its time
         part = step / self._steps if self._phases == 1 else 1.0
-        done = sum(self._images[: self._task]) + part * self._images[self._task]
-        self._bars.update(self._run, completed=done, note=f"about {duration(self._time_left(now, step))} left")
+        saved_steps = sum(self._images[: self._task]) + part * self._images[self._task]
+        self._bars.update(self._run, completed=saved_steps, note=f"about {duration(self._time_left(now, step))} left")
 
     def _time_left(self, now: float, step: int) -> float:
         phase = (now - self._began) * (self._steps - step) / step
-        so_far = now - self._task_began + phase
-        per_image = self._per_image or so_far / self._images[self._task]
+        task_total = now - self._task_began + phase
+        per_image = self._per_image or task_total / self._images[self._task]
         return phase + per_image * sum(self._images[self._task + 1 :])
 
     def close(self) -> None:

@@ -30,12 +30,12 @@ class Runtime:
         """Whether this process writes files and prints."""
         return bool(self.fabric.is_global_zero)
 
-    def gather(self, rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    def gather(self, results: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         """The results of all processes, joined entry by entry in the order of the processes."""
         if self.fabric.world_size == 1:
-            return rows
+            return results
         everyone: list[Any] = [None] * self.fabric.world_size
-        torch.distributed.all_gather_object(everyone, [{k: v.cpu() for k, v in entry.items()} for entry in rows])
+        torch.distributed.all_gather_object(everyone, [{k: v.cpu() for k, v in entry.items()} for entry in results])
         return [
             {name: torch.cat([part[name] for part in parts]).to(self.fabric.device) for name in parts[0]}
             for parts in zip(*everyone, strict=True)
@@ -50,18 +50,18 @@ class Runtime:
         return total
 
     def max_over_processes(self, value: int) -> int:
-        """The highest value of any process."""
+        """The largest value of all processes."""
         if self.fabric.world_size == 1:
             return value
-        found = torch.tensor(value, device=self.fabric.device)
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
-        return int(found)
+        largest = torch.tensor(value, device=self.fabric.device)
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return int(largest)
 
 
 @contextmanager
 def compiled(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Within, these modules are compiled by torch.compile. Modules of the same structure share compiled code, so
-    networks of later tasks are not compiled again as long as these parts do not grow."""
+    """Inside the `with` block, these modules are compiled by torch.compile. Modules of the same structure share
+    compiled code, so networks of later tasks are not compiled again as long as these parts do not grow."""
     if parts:
         # each stage in each mode is compiled separately
         torch._dynamo.config.recompile_limit = max(256, torch._dynamo.config.recompile_limit)

@@ -32,7 +32,7 @@ class Training:
         return math.ceil(self.phase.steps / len(self.phase.batches))
 
     def run(self, checkpointer: Checkpointer | None = None) -> None:
-        """Train to the end, from where it was cut if the journal knows of that."""
+        """Train to the end, continuing from a checkpoint if there is one."""
         start = self._load(checkpointer.resume()) if checkpointer is not None else 0
         with compiled(self.phase.compilable if self.runtime.options.compile else ()):
             self._run_epochs(start, checkpointer)
@@ -60,19 +60,19 @@ class Training:
                 return
             terms: Terms = {}
             for trainer in self.trainers:
-                if step % trainer.group.every == 0:
+                if step % trainer.group.interval == 0:
                     terms |= self._step(trainer, step, batch)
             self.log.record(step, epoch, self.trainers[0].rate, terms, batch.total)
-            if offset < last:  # at the end of an epoch the plateau schedule comes first
+            if offset < last:  # after the last batch, `_run_epochs` saves once the plateau schedule is updated
                 self._save_if_due(checkpointer, step + 1)
 
     def _save_if_due(self, checkpointer: Checkpointer | None, step: int) -> None:
-        """Only what listeners were told of is behind us."""
+        """Save if a checkpoint is due and all steps so far have been reported to the callbacks."""
         if checkpointer is not None and self.log.all_read and checkpointer.due(step):
             checkpointer.save(self.phase.name, self._state(step))
 
     def _state(self, step: int) -> dict[str, Tensor]:
-        """All that resuming after so many steps needs besides the method's own state."""
+        """What resuming after `step` steps needs besides the method's own state."""
         state = {"step": torch.tensor(step), "log.losses": self.log.losses}
         for number, trainer in enumerate(self.trainers):
             for index, values in trainer.state().items():
@@ -83,7 +83,7 @@ class Training:
         return state | {f"scaler.{name}": torch.tensor(value) for name, value in scaler.items()}
 
     def _load(self, state: dict[str, Tensor]) -> int:
-        """Restore a state; returns the number of steps made until then."""
+        """Restore a state; returns its number of steps."""
         if not state:
             return 0
         for number, trainer in enumerate(self.trainers):
@@ -117,7 +117,7 @@ class Training:
         """Mean loss on the validation batches; without any, over the last epoch."""
         if self.phase.validation is None:
             return self.log.epoch_loss()
-        module = self.phase.module.eval()  # not its DDP wrapper: shares of a batch may be empty
+        module = self.phase.module.eval()  # not its DDP wrapper, which would hang where a process has no rows
         summed = torch.zeros(2, device=self.fabric.device)
         for batch in self.phase.validation.epoch(0):
             if rows := len(batch.labels):
@@ -138,8 +138,9 @@ class _GroupTrainer:
     def __init__(self, group: ParameterGroup, phase: Phase, fabric: Fabric) -> None:
         self.group, self.training = group, group.training or phase.training
         _set_trainable(phase.module, group)
-        # a fused step is one pass over the weights; it cannot be used where scaled gradients are clipped
-        optimizer = _optimizer(group.parameters, self.training, fused=not fabric.strategy.precision.state_dict())
+        # a fused step is one pass over the weights; it does not work with the gradient scaler of 16-mixed
+        scales_gradients = bool(fabric.strategy.precision.state_dict())
+        optimizer = _optimizer(group.parameters, self.training, fused=not scales_gradients)
         self.module, self.optimizer = fabric.setup(phase.module, optimizer)
         self.rate = self.training.lr
         names = {id(parameter): name for name, parameter in phase.module.named_parameters()}
@@ -148,7 +149,7 @@ class _GroupTrainer:
             self.load(dict(enumerate(self._stored(group.optimizer_state))))
 
     def _stored(self, optimizer_state: OptimizerState) -> list[dict[str, Tensor]]:
-        """The stored state of each parameter. SGD takes the momentum of all or of none: a new parameter's is zero."""
+        """The stored state of each parameter. SGD wants a momentum for all or for none: new parameters get zeros."""
         known = list(map(optimizer_state.state_of, self._names, self.group.parameters))
         if any("momentum_buffer" in values for values in known):
             for values, parameter in zip(known, self.group.parameters, strict=True):
@@ -187,11 +188,11 @@ class _GroupTrainer:
 
 def _by_index(state: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
     """Split names of the form `index.key`."""
-    found: dict[int, dict[str, Tensor]] = {}
+    by_index: dict[int, dict[str, Tensor]] = {}
     for name, value in state.items():
         index, _, key = name.partition(".")
-        found.setdefault(int(index), {})[key] = value
-    return found
+        by_index.setdefault(int(index), {})[key] = value
+    return by_index
 
 
 def _optimizer(parameters: list[nn.Parameter], training: TrainOptions, fused: bool) -> Optimizer:
@@ -245,7 +246,7 @@ class _TermReader:
 
     @property
     def all_read(self) -> bool:
-        """Whether listeners were told of every step so far."""
+        """Whether every step so far has been reported to the callbacks."""
         return not self._unread
 
 

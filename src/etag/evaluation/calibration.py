@@ -1,4 +1,4 @@
-"""Whether probabilities mean what they say."""
+"""Calibration: whether probabilities agree with how often predictions are right."""
 
 import math
 
@@ -13,22 +13,22 @@ BINS = 15
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The divisor of logarithmic scores under which the labels are likeliest (Guo et al., 2017), every class present
-    counting the same. It changes no answer."""
+    """The divisor of log-probabilities with the lowest cross-entropy (Guo et al., 2017); classes are weighted equally.
+    Predictions do not change."""
     counts = labels.bincount(minlength=scores.shape[1]).to(scores)
     weights = (1 / counts)[labels]
 
-    def surprise(log_temperature: float) -> float:
+    def loss(log_temperature: float) -> float:
         losses = functional.cross_entropy(scores / math.exp(log_temperature), labels, reduction="none")
         return float((weights * losses).sum())
 
-    return math.exp(minimize_scalar(surprise, bounds=(math.log(0.05), math.log(20)), method="bounded").x)
+    return math.exp(minimize_scalar(loss, bounds=(math.log(0.05), math.log(20)), method="bounded").x)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """ECE: answers in bins by their probability; difference of accuracy and mean probability, weighted by number."""
-    confidence, answers = probabilities.double().max(1)
-    right = (answers == labels).double()
+    """ECE: mean |accuracy - confidence| over bins of equal width in confidence, weighted by their numbers of images."""
+    confidence, predictions = probabilities.double().max(1)
+    right = (predictions == labels).double()
     which = (confidence * bins).ceil().long().clamp(1, bins) - 1
     summed = torch.zeros(2, bins, dtype=torch.float64).index_add_(1, which, torch.stack([right, confidence]))
     return float((summed[0] - summed[1]).abs().sum() / len(labels))

@@ -29,9 +29,9 @@ class _Predictions(nn.Module):
         scores = self.classifier(batch.inputs)
         tasks = self._task_of_class.to(scores.device)
         other_task = tasks[None, :] != tasks[batch.labels][:, None]
-        within = scores[:, : len(tasks)].masked_fill(other_task, -torch.inf).argmax(1)
-        found = {"label": batch.labels, "prediction": scores.argmax(1), "within": within}
-        return found | {"scores": scores} if self._scores else found
+        task_aware = scores[:, : len(tasks)].masked_fill(other_task, -torch.inf).argmax(1)
+        result = {"label": batch.labels, "prediction": scores.argmax(1), "task_aware": task_aware}
+        return result | {"scores": scores} if self._scores else result
 
 
 def predictions_pass(
@@ -57,9 +57,9 @@ def _test_batches(images: ImageSet, preprocess: Preprocess, placement: Placement
     return ImageBatches(images, preprocess, BATCH, stream, placement, augment=False, shuffle=False)
 
 
-def evaluate(found: dict[str, Tensor], tasks: Sequence[Task]) -> Evaluation:
+def evaluate(predictions: dict[str, Tensor], tasks: Sequence[Task]) -> Evaluation:
     """Accuracies and confusion matrix from the predictions for the test images of `tasks`, task by task."""
-    label, prediction, within = (found[name].cpu() for name in ("label", "prediction", "within"))
+    label, prediction, task_aware = (predictions[name].cpu() for name in ("label", "prediction", "task_aware"))
     classes = tasks[-1].num_seen
     of_task = torch.split(torch.arange(len(label)), [len(task.test) for task in tasks])
     # a prediction beyond the seen classes (only a fixed head can make one) is wrong, and in no column
@@ -68,7 +68,7 @@ def evaluate(found: dict[str, Tensor], tasks: Sequence[Task]) -> Evaluation:
     right = (prediction == label).double()
     return Evaluation(
         accuracies=[right[rows].mean().item() for rows in of_task],
-        task_aware=[(within[rows] == label[rows]).double().mean().item() for rows in of_task],
+        task_aware=[(task_aware[rows] == label[rows]).double().mean().item() for rows in of_task],
         confusion=counts.view(classes, classes).tolist(),
         images=len(label),
         accuracy=right.mean().item(),

@@ -32,24 +32,24 @@ class Metric:
         return "%" if self.better == "higher" else "points"
 
 
-def step_accuracies(matrix: Matrix, classes: Sequence[int], weighted: bool) -> list[float]:
+def accuracy_after_each_task(matrix: Matrix, classes: Sequence[int], weighted: bool) -> list[float]:
     """Accuracy over all tasks trained so far, after each task."""
     return [_mean(row, classes[: len(row)] if weighted else [1] * len(row)) for row in matrix]
 
 
 def average_accuracy(matrix: Matrix, classes: Sequence[int], weighted: bool) -> float:
-    """A: the mean of `step_accuracies` over all steps, the base task included."""
-    steps = step_accuracies(matrix, classes, weighted)
+    """A: the mean of `accuracy_after_each_task` over all tasks, the base task included."""
+    steps = accuracy_after_each_task(matrix, classes, weighted)
     return sum(steps) / len(steps)
 
 
 def last_accuracy(matrix: Matrix, classes: Sequence[int]) -> float:
     """Weighted accuracy over all tasks after the last one."""
-    return step_accuracies(matrix, classes, weighted=True)[-1]
+    return accuracy_after_each_task(matrix, classes, weighted=True)[-1]
 
 
 def forgetting_per_task(matrix: Matrix) -> list[float]:
-    """For each task but the last: its best accuracy before the last step minus the one after it; may be negative."""
+    """For each task but the last: its best accuracy before the last task minus the one after it; may be negative."""
     last = len(matrix) - 1
     return [max(matrix[step][task] for step in range(task, last)) - matrix[last][task] for task in range(last)]
 
@@ -73,14 +73,14 @@ METRICS = (
     Metric(
         "A_weighted",
         "Average accuracy A, weighted",
-        "accuracy over all classes seen, averaged over steps (the base task included)",
+        "accuracy over all classes seen, averaged over all tasks, the base task included",
         "higher",
         partial(average_accuracy, weighted=True),
     ),
     Metric(
         "A_plain",
         "Average accuracy A, plain",
-        "mean over tasks of the accuracy on each, averaged over steps",
+        "mean over tasks of the accuracy on each, averaged over all tasks",
         "higher",
         partial(average_accuracy, weighted=False),
     ),
@@ -101,14 +101,14 @@ METRICS = (
     Metric(
         "F_plain",
         "Forgetting F, plain",
-        "the same, averaged over past tasks (Chaudhry)",
+        "best earlier accuracy minus the last, averaged over past tasks (Chaudhry et al., 2018)",
         "lower",
         partial(forgetting, weighted=False),
     ),
     Metric(
         "F_paper",
         "Forgetting F, as the paper divides",
-        "the same, summed over past tasks and divided by the number of all tasks",
+        "best earlier accuracy minus the last, summed over past tasks, divided by the number of all tasks",
         "lower",
         forgetting_over_all_tasks,
     ),

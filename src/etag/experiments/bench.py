@@ -50,7 +50,7 @@ class RunStatus:
     state: State = "waiting"
     reason: str = ""  # why it failed
     accuracy: float | None = None
-    seconds: float | None = None  # that the whole run took
+    seconds: float | None = None  # wall time of the whole run
     tasks: int = 0  # finished so far
     started: float | None = None  # time.monotonic() of its start by this process
 
@@ -79,8 +79,8 @@ class Bench:
     store: Path
     results: Path
     restart: bool = False  # replace runs of another configuration
-    runs: dict[str, RunStatus] = field(default_factory=dict)  # by name; those that can be configured
-    planned: list[PlannedRun] = field(default_factory=list)  # all of them
+    runs: dict[str, RunStatus] = field(default_factory=dict)  # by name: the runs known so far
+    planned: list[PlannedRun] = field(default_factory=list)  # all runs, also those that wait for a search
 
     def execute(self, workers: Workers, display: Display) -> list[RunStatus]:
         """Execute all runs that are not done; returns the status of every run, also of those that failed."""
@@ -194,14 +194,14 @@ class Bench:
             known = same.get(status.run.label, done)
             expected = sum(other.seconds or 0.0 for other in known) / len(known)
             left.append(max(0.0, expected - status.elapsed))
-        return max(sum(left) / slots, *left)  # fewer runs than slots end no sooner than the longest of them
+        return max(sum(left) / slots, *left)  # never less than the longest remaining run
 
 
 def _done(run: PlannedRun, directory: RunDirectory, elapsed: float = 0.0) -> RunStatus:
-    """The status of a finished run, which took `elapsed` seconds here, or at least those in its metrics."""
+    """Seconds of a finished run: since its start, or those of its metrics if they are more."""
     metrics = json.loads(directory.metrics.read_text())
     train, test = metrics["train_seconds"], metrics["test_seconds"]
-    # the metrics count more where a run was resumed, the elapsed time more where it was not: start and end of a run
+    # metrics include the time before a resume, the elapsed time includes start-up: take the larger
     seconds = max(elapsed, sum(train) + sum(test))
     return RunStatus(run, "done", accuracy=metrics["A_weighted"], seconds=seconds, tasks=len(train))
 
@@ -222,10 +222,8 @@ def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
     measured: dict[str, Estimate] = {}
     for label, runs in by_label(map(RunStatus, grid.all_runs())).items():
         config = runs[0].run.config
-        plain = config.plain()
-        cost = json.dumps(
-            [plain[key] for key in ("method", "model", "train", "runtime")]
-        )  # what a step's cost depends on
-        found = estimate(config, measured.get(cost))
-        measured.setdefault(cost, found)
-        yield label, len(runs), sum(found.seconds), found.operations
+        values = config.to_json()
+        cost_key = json.dumps([values[key] for key in ("method", "model", "train", "runtime")])
+        expected = estimate(config, measured.get(cost_key))
+        measured.setdefault(cost_key, expected)
+        yield label, len(runs), sum(expected.seconds), expected.operations

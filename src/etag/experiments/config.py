@@ -21,7 +21,7 @@ class EvaluationOptions(Options):
     """What a run saves of its evaluations besides the metrics."""
 
     features: Literal["none", "last", "every"] = Field(
-        "last", description="save test features for t-SNE after no, the last, or every task"
+        "last", description="save test features for t-SNE: never, after the last task, after each"
     )
 
 
@@ -45,29 +45,29 @@ def resolve(
     are KEY=VALUE texts. Without a recipe, the one named after the data source is used, if there is one. The `methods`
     section of a recipe holds settings for single methods, which apply to their variants too (those of ewc to eewc). A
     preset changes any recipe; its `with_embedding` section is for methods with embedding distillation."""
-    asked: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for key, value in [*(given or {}).items(), *map(_setting, settings)]:
-        _put(asked, "method.name" if key == "method" else "data.name" if key == "data" else key, value)
-    plugins.load(asked.get("plugins", []))
-    data = _source_named(asked.get("data", {}))
+        _put(overrides, "method.name" if key == "method" else "data.name" if key == "data" else key, value)
+    plugins.load(overrides.get("plugins", []))
+    data = _resolve_source(overrides.get("data", {}))
     content = recipes.load(recipe) if recipe else recipes.default_for(data)
     for key in ("method", "data"):  # `method: etag` is short for `method: {name: etag}`
         if isinstance(content.get(key), str):
             content[key] = {"name": content[key]}
     per_method = _mapping(content.pop("methods", None), "methods")
     method = _mapping(content.pop("method", None), "method")
-    name = merge(method, asked.get("method", {})).get("name", "etag")
-    for section, method_preset in METHODS[name].recipe_sections:
-        content = merge(content, {"method": method_preset})
+    name = merge(method, overrides.get("method", {})).get("name", "etag")
+    for section, changed_defaults in METHODS[name].recipe_sections:
+        content = merge(content, {"method": changed_defaults})
         content = merge(content, _mapping(per_method.get(section), f"methods.{section}"))
     content = merge(content, {"method": method | {"name": name}})
     if preset is not None:
         changes = recipes.preset(preset)
         with_embedding = changes.pop("with_embedding", {})
-        if merge(content, asked)["method"].get("embedding") is not None:
+        if merge(content, overrides)["method"].get("embedding") is not None:
             changes = merge(changes, with_embedding)
         content = merge(content, changes)
-    return validate(merge(content, asked))
+    return validate(merge(content, overrides))
 
 
 def _mapping(value: Any, key: str) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def _mapping(value: Any, key: str) -> dict[str, Any]:
     return value
 
 
-def _source_named(data: dict[str, Any]) -> str:
-    """The name of the data source; a folder in place of a name is a folder of the user's own images."""
+def _resolve_source(data: dict[str, Any]) -> str:
+    """The name of the data source. If it is a folder, `data` is changed to the source `folder` with this path."""
     name = str(data.get("name", DataOptions().name))
     if name not in SOURCES and Path(name).expanduser().is_dir():
         data |= {"name": "folder", "path": name}
@@ -96,7 +96,7 @@ def validate(values: dict[str, Any]) -> RunConfig:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise EtagError("; ".join(_explain(item, values) for item in error.errors()) + ".") from None
-    SOURCES[config.data.name], BACKBONES[config.model.backbone]  # an unknown name is an error now, not later
+    _ = SOURCES[config.data.name], BACKBONES[config.model.backbone]  # raises an error if a name is unknown
     check_callbacks(config.runtime.callbacks)
     return config
 
@@ -113,7 +113,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     for part in path:
         tree = tree.setdefault(part, {})
         if not isinstance(tree, dict):
-            raise EtagError(f"'{key}' cannot be set: '{part}' already has a plain value.")
+            raise EtagError(f"'{key}' cannot be set: '{part}' is a single value, not a group of options.")
     tree[last] = value
 
 
@@ -133,8 +133,8 @@ def _explain(error: Any, values: dict[str, Any]) -> str:
 
 
 def _walk(path: list[str], values: dict[str, Any]) -> tuple[type[BaseModel], list[str]]:
-    """The option group at a path, and the path as users write it: pydantic inserts the kind of a group that may be of
-    several kinds."""
+    """The option group at a path, and the path as users write it: pydantic adds the kind of a generator, such as
+    cvae."""
     group: type[BaseModel] = RunConfig
     kinds: dict[str, type[BaseModel]] = {}
     written = []

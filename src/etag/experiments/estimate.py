@@ -1,4 +1,4 @@
-"""What a run will take, from a few steps that are really made."""
+"""What a run will take, measured on a few real training steps."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -23,21 +23,21 @@ BATCHES = 4  # measured per phase, the first of which warms up
 
 @dataclass(frozen=True)
 class _Cost:
-    """Of a phase or pass: seconds and arithmetic operations per image that passes through it, and how many do."""
+    """What a phase or pass costs: seconds and operations per image, and how often each image is used."""
 
-    per_pass: float
-    passes_per_image: float
-    passes: int = 0  # in all, where the length is given in steps
-    operations_per_pass: float = 0.0
+    seconds_per_image: float
+    epochs: float
+    images_in_all: int = 0  # used in all epochs, where the length is given in steps
+    operations_per_image: float = 0.0
 
     def count(self, images: int) -> float:
-        return self.passes or self.passes_per_image * images
+        return self.images_in_all or self.epochs * images
 
     def seconds(self, images: int) -> float:
-        return self.per_pass * self.count(images)
+        return self.seconds_per_image * self.count(images)
 
     def operations(self, images: int) -> float:
-        return self.operations_per_pass * self.count(images)
+        return self.operations_per_image * self.count(images)
 
 
 @dataclass
@@ -66,31 +66,31 @@ class Estimate:
         )
 
 
-def estimate(config: RunConfig, like: Estimate | None = None) -> Estimate:
+def estimate(config: RunConfig, similar: Estimate | None = None) -> Estimate:
     """Measure a few batches of the first two tasks on one device, or use the costs of a similar run; add them up."""
-    found = Estimate(like.costs if like is not None else [])
-    launch(config.runtime.model_copy(update={"devices": 1}), _estimate, config, found)
-    return found
+    expected = Estimate(similar.costs if similar is not None else [])
+    launch(config.runtime.model_copy(update={"devices": 1}), _estimate, config, expected)
+    return expected
 
 
-def _estimate(runtime: Runtime, config: RunConfig, found: Estimate) -> None:
+def _estimate(runtime: Runtime, config: RunConfig, expected: Estimate) -> None:
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     method = create_method(
         config, runtime.placement, preprocess, channels=scenario.channels, classes=len(scenario.classes)
     )
     method.check(scenario.new_classes_per_task)
     for task, images in zip(scenario, scenario.training_images(method.info.all_data), strict=True):
-        # later tasks cost what the second does, image by image
-        if task.index < 2 and len(found.costs) == task.index:
-            found.costs.append(_costs(runtime, method, scenario.training_task(task, method.info.all_data)))
-        costs = found.costs[min(task.index, 1)]
-        found.seconds.append(sum(cost.seconds(images) for cost in costs))
-        found.operations += sum(cost.operations(images) for cost in costs)
-        found.data_bytes = max(found.data_bytes, images * scenario.channels * scenario.size**2)
+        # later tasks cost the same per image as the second
+        if task.index < 2 and len(expected.costs) == task.index:
+            expected.costs.append(_costs(runtime, method, scenario.training_task(task, method.info.all_data)))
+        costs = expected.costs[min(task.index, 1)]
+        expected.seconds.append(sum(cost.seconds(images) for cost in costs))
+        expected.operations += sum(cost.operations(images) for cost in costs)
+        expected.data_bytes = max(expected.data_bytes, images * scenario.channels * scenario.size**2)
     method.build_after(scenario.new_classes_per_task)
-    found.parameters = parameter_counts(method)
+    expected.parameters = parameter_counts(method)
     # weights, gradients, Adam's two averages, and the frozen copies, four bytes each
-    found.network_bytes = 4 * 5 * sum(found.parameters.values())
+    expected.network_bytes = 4 * 5 * sum(expected.parameters.values())
 
 
 def seconds_of_task(runtime: Runtime, method: AnyMethod, task: Task, update: int | None = None) -> float:
@@ -102,12 +102,12 @@ def _costs(runtime: Runtime, method: AnyMethod, task: Task, update: int | None =
     """Measure each phase and pass on a few of the task's images."""
     some = _some_images(task, BATCHES * method.context.train.for_task(task.index).batch_size)
     stopwatch = _Stopwatch(runtime, len(some.train))
-    Learner(method, runtime, engine=stopwatch).train(some, update=update)
+    Learner(method, runtime, engine=stopwatch).train(some, update_number=update)
     return stopwatch.costs
 
 
 def _some_images(task: Task, images: int) -> Task:
-    """The task with so many of its images, evenly spread, so that all its classes occur."""
+    """The task with `images` of its images, evenly spread, so that all its classes occur."""
     rows = torch.linspace(0, len(task.train) - 1, min(images, len(task.train))).long()
     return replace(task, train=task.train.select(rows))
 
@@ -122,10 +122,10 @@ class _Stopwatch(Engine):
 
     def run_pass(self, data_pass: DataPass) -> dict[str, Tensor]:
         start = time.perf_counter()
-        found = super().run_pass(data_pass)
+        result = super().run_pass(data_pass)
         seconds, epochs = time.perf_counter() - start, data_pass.epochs
         self.costs.append(_Cost(seconds / (epochs * self._images), epochs))
-        return found
+        return result
 
     def train(self, phase: Phase, checkpointer: Checkpointer | None = None) -> None:
         size, steps = phase.training.batch_size, min(BATCHES - 1, len(phase.batches))

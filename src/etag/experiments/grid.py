@@ -18,7 +18,7 @@ from etag.experiments.config import RunConfig, resolve
 
 Score = Callable[[str], float | None]  # the accuracy of the run with this name; None while it is not done
 FOR_REPORTS = ("summary", "paper", "notice")  # keys of a grid's file that only a report reads
-ADDED = "# written by `etag bench`\n"  # what follows this line is not part of the grid
+BENCH_MARKER = "# written by `etag bench`\n"  # what follows this line is not part of the grid
 
 
 class Search(Options):
@@ -84,8 +84,8 @@ class Grid:
         """Read a grid by name or path, or as it was before `etag bench` added to it; every run loads `plugins`."""
         path = recipes.grid_file(name)
         content = yaml_files.read(path)
-        text, added, _ = path.read_text().partition(ADDED)
-        own_name = _name(content.pop("bench", None), path.stem) if added else path.stem
+        text, written_by_bench, _ = path.read_text().partition(BENCH_MARKER)
+        own_name = _name(content.pop("bench", None), path.stem) if written_by_bench else path.stem
         text = _appendable(text, content)
         if not isinstance(content.get("notice", ""), str):
             raise EtagError(f"{path}: 'notice' must be a text, but is {content['notice']!r}.")
@@ -95,20 +95,20 @@ class Grid:
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
             raise EtagError(f"{path}: 'runs' must be a list of blocks, each with its methods, seeds and the like.")
         try:
-            found = [Block.model_validate(content | block) for block in blocks]
+            checked = [Block.model_validate(content | block) for block in blocks]
         except ValidationError as error:
             raise file_error(error, str(path)) from None
         if plugins:
-            found = [b.model_copy(update={"settings": b.settings | {"plugins": [*plugins]}}) for b in found]
-        return cls(own_name, text, tuple(found), name in recipes.grids(), tuple(plugins))
+            checked = [b.model_copy(update={"settings": b.settings | {"plugins": [*plugins]}}) for b in checked]
+        return cls(own_name, text, tuple(checked), name in recipes.grids(), tuple(plugins))
 
     def recorded(self, command: str, runs: Sequence[PlannedRun]) -> str:
         """The grid's file for its results: its own text, then the key `bench` with name, command and planned runs."""
         added = {"name": self.name, "command": command, "runs": [run.name for run in runs]}
-        return f"{self.text.rstrip()}\n{ADDED}{yaml_files.write({'bench': added})}"
+        return f"{self.text.rstrip()}\n{BENCH_MARKER}{yaml_files.write({'bench': added})}"
 
     def all_runs(self) -> list[PlannedRun]:
-        """Every run, also those whose configuration depends on a search: they have the values tried first."""
+        """Every run; those that depend on a search have its first candidate's values as placeholders."""
         return self.plan(lambda _: 0.0)
 
     def plan(self, score: Score) -> list[PlannedRun]:

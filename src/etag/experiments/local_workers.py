@@ -1,4 +1,4 @@
-"""Runs as processes on this machine, one thread each; on a machine with GPUs the runs share these out."""
+"""Runs as processes on this machine, one thread each; GPUs are distributed among the runs."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from etag.core.files import write_atomically
 from etag.experiments import yaml_files
 from etag.experiments.grid import PlannedRun
 
-STOP_SECONDS = 60.0  # that a run has to reach its next checkpoint
+STOP_SECONDS = 60.0  # for a run to reach its next checkpoint and stop
 
 
 def visible_devices() -> list[str]:
@@ -31,7 +31,7 @@ class LocalJob:
         self.devices = devices
         out.parent.mkdir(parents=True, exist_ok=True)
         recipe, self._log = out.with_name(f"{out.name}.yaml"), out.with_name(f"{out.name}.log")
-        write_atomically(recipe, yaml_files.write(run.config.plain()))
+        write_atomically(recipe, yaml_files.write(run.config.to_json()))
         env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {})
         command = [sys.executable, "-m", "etag.cli", "run", str(recipe), "--out", str(out)]
         command += [word for file in run.config.plugins for word in ("--plugin", file)]

@@ -33,7 +33,7 @@ def _run_file(path: str) -> None:
     name = f"etag_plugin_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise EtagError(f"the plug-in '{path}' is no Python file: its name must end in .py.")
+        raise EtagError(f"the plug-in '{path}' is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that pickle and the like find what the file defines
     loader = spec.loader

@@ -8,8 +8,8 @@ from etag.experiments.config import validate
 from etag.experiments.grid import PlannedRun
 from etag.experiments.run import run as execute
 
-RETRIES = 5  # of a run whose worker was lost
-STOP_SECONDS = 60.0  # that a run has to reach its next checkpoint
+RETRIES = 5  # how often a run is started again after its worker was lost
+STOP_SECONDS = 60.0  # for a run to reach its next checkpoint and stop
 
 
 def _execute_run(config: dict[str, Any], out: str) -> str:
@@ -73,7 +73,7 @@ class RayWorkers:
         devices, on_gpus = run.config.runtime.devices, run.config.runtime.accelerator in ("auto", "cuda")
         resources = {"num_cpus": devices} | ({"num_gpus": devices} if self._gpus and on_gpus else {})
         task = self._ray.remote(max_retries=RETRIES, **resources)(_execute_run)
-        return RayJob(self._ray, task.remote(run.config.plain(), str(out.absolute())))
+        return RayJob(self._ray, task.remote(run.config.to_json(), str(out.absolute())))
 
     def close(self) -> None:
         """Disconnect from the cluster; one that was started here ends."""

@@ -23,7 +23,7 @@ from etag.data.scenario import build_scenario
 from etag.engine.progress import ProgressBars, StepLog
 from etag.engine.runtime import Runtime, launch
 from etag.evaluation.evaluate import features_pass
-from etag.evaluation.metrics import step_accuracies, summary
+from etag.evaluation.metrics import accuracy_after_each_task, summary
 from etag.experiments.config import RunConfig
 from etag.experiments.run_directory import RunDirectory
 from etag.learner.callbacks import closing_all, create_callbacks
@@ -34,7 +34,7 @@ from etag.learner.stopping import Stop
 from etag.methods.abilities import GeneratesImages
 from etag.methods.base import AnyMethod
 
-SAVED_FEATURES = 500  # test images per task
+SAVED_FEATURES = 500  # test images per saved file
 GENERATED_ROWS, GENERATED_COLUMNS = 10, 12  # of the overview of generated images
 
 
@@ -48,7 +48,7 @@ def run(
     if restart or not directory.finished(config):
         launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
     elif verbose:
-        print(f"'{out}' already holds this run, finished; --restart would replace it.")
+        print(f"'{out}' already contains this run, finished; use --restart to run it again.")
     metrics: dict[str, Any] = json.loads(directory.metrics.read_text())
     return metrics
 
@@ -79,8 +79,8 @@ def _new(
     classes, channels = len(scenario.classes), scenario.channels
     method = create_method(config, runtime.placement, preprocess, channels=channels, classes=classes)
     method.check(scenario.new_classes_per_task)
-    learner = LearnerConfig.from_plain(config.plain())
-    return method, ModelInfo(learner.plain(), preprocess, channels, expected_classes=classes)
+    learner = LearnerConfig.from_json(config.to_json())
+    return method, ModelInfo(learner.to_json(), preprocess, channels, expected_classes=classes)
 
 
 def _resumed(runtime: Runtime, directory: RunDirectory) -> tuple[AnyMethod, ModelInfo]:
@@ -100,19 +100,19 @@ def _learn(
     console: Console,
 ) -> None:
     """Learn the tasks that are left, then write the metrics."""
-    say, stop = partial(console.print, markup=False, soft_wrap=True), Stop(runtime.max_over_processes)
+    print_line, stop = partial(console.print, markup=False, soft_wrap=True), Stop(runtime.max_over_processes)
     if about.history:
-        say(f"{len(about.history)} of {len(scenario)} tasks are learned already; resuming.")
+        print_line(f"{len(about.history)} of {len(scenario)} tasks are learned already; resuming.")
     for name, remark in method.remarks().items():
-        say(f"{name}: {remark}.")
+        print_line(f"{name}: {remark}.")
     images = scenario.training_images(method.info.all_data)
     title = f"{config.method.name} on {config.data.name} {config.split}"
     callbacks: list[Callback] = []
     if runtime.leader:
         named = create_callbacks(config.runtime.callbacks, directory.path)
         callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, images)]
-    with closing_all(callbacks), stop.on_signals(say):
-        learner = Learner(method, runtime, directory.model, about, callbacks, stop=stop, say=say)
+    with closing_all(callbacks), stop.on_signals(print_line):
+        learner = Learner(method, runtime, directory.model, about, callbacks, stop=stop, print_line=print_line)
         for task in scenario.tasks[len(about.history) :]:
             plan = LearnOptions(
                 names=scenario.classes[task.num_old : task.num_seen],
@@ -129,7 +129,7 @@ def _learn(
     if runtime.leader:
         history = learner.about.history
         metrics = run_metrics(history, scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
-        directory.model.drop_versions()  # a process killed after its last save has not come to this
+        directory.model.drop_versions()  # again, in case an earlier process was killed right after its last save
         directory.model.clear_unfinished()
         directory.finish(metrics)
 
@@ -137,21 +137,23 @@ def _learn(
 def _save_artifacts(
     learner: Learner, directory: RunDirectory, config: RunConfig, task: Task, scenario: Scenario
 ) -> None:
-    """After a task, save generated images and features of test images, where there are any or they are asked for."""
+    """After a task, save generated images if the method generates any, and test features if the options say so."""
     method, leader = learner.method, learner.runtime.leader
     if leader and isinstance(method, GeneratesImages):
         images = method.generate_images(GENERATED_ROWS, GENERATED_COLUMNS)
         if images is not None:
             directory.save_generated(task.index, images, GENERATED_COLUMNS)
-    every, last = config.evaluation.features == "every", task is scenario.tasks[-1]
-    if every or (last and config.evaluation.features == "last"):
+    after_each, last = config.evaluation.features == "every", task is scenario.tasks[-1]
+    if after_each or (last and config.evaluation.features == "last"):
         first, *others = (known.test for known in scenario.tasks[: task.index + 1])
         images_so_far = first.join(others)
         some = images_so_far.select(pick_rows(images_so_far.labels, SAVED_FEATURES))
         context = method.context
-        found = learner.engine.run_pass(features_pass(some, method.classifier(), context.preprocess, context.placement))
+        result = learner.engine.run_pass(
+            features_pass(some, method.classifier(), context.preprocess, context.placement)
+        )
         if leader:
-            directory.save_features(task.index, found["features"], found["labels"])
+            directory.save_features(task.index, result["features"], result["labels"])
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def progress_line(history: Sequence[Lesson], scenario: Scenario) -> str:
     """The last task in a few words."""
     number, classes = len(history), scenario.new_classes_per_task
     matrix = [evaluation.accuracies for evaluation in _evaluations(history)]
-    accuracy = step_accuracies(matrix, scenario.classes_present_per_task, weighted=True)[-1]
+    accuracy = accuracy_after_each_task(matrix, scenario.classes_present_per_task, weighted=True)[-1]
     return (
         f"task {number}/{len(scenario)}: {sum(classes[:number])} classes, accuracy {accuracy:.1%} over all of "
         f"them, {history[-1].seconds:.1f} s"
@@ -179,8 +181,8 @@ def run_metrics(history: Sequence[Lesson], scenario: Scenario) -> dict[str, Any]
     return summary(matrix, classes) | {
         "accuracy_matrix": _square(matrix),
         "task_aware_matrix": _square([evaluation.task_aware for evaluation in evaluations]),
-        "step_accuracy_weighted": step_accuracies(matrix, classes, weighted=True),
-        "step_accuracy_plain": step_accuracies(matrix, classes, weighted=False),
+        "step_accuracy_weighted": accuracy_after_each_task(matrix, classes, weighted=True),
+        "step_accuracy_plain": accuracy_after_each_task(matrix, classes, weighted=False),
         "classes_per_task": scenario.new_classes_per_task,
         "classes_in_task": classes,
         "class_names": list(scenario.classes),

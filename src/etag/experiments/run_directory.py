@@ -54,11 +54,11 @@ class RunDirectory:
         if self._content():
             if not restart:
                 self.check(config)
-                self.versions.mkdir(exist_ok=True)  # a killed process may have come no further than `config`
+                self.versions.mkdir(exist_ok=True)  # a killed process may have written only `config`
                 return
             for path in self._content():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        write_atomically(self.config, yaml_files.write(config.plain()))
+        write_atomically(self.config, yaml_files.write(config.to_json()))
         self.versions.mkdir()
 
     def finished(self, config: RunConfig) -> bool:
@@ -72,9 +72,9 @@ class RunDirectory:
         """Raise an error if it holds a run of another configuration."""
         if not self.config.is_file():
             return
-        there, asked = dotted(yaml_files.read(self.config)), dotted(config.plain())
+        there, asked = dotted(yaml_files.read(self.config)), dotted(config.to_json())
         differences = [
-            f"{key} is {there.get(key)!r} there and {asked.get(key)!r} here"
+            f"{key} is {there.get(key)!r} in the directory and {asked.get(key)!r} in this command"
             for key in sorted(there.keys() | asked.keys())
             if there.get(key) != asked.get(key) and not key.startswith("runtime.")
         ]

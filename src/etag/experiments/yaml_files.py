@@ -11,7 +11,7 @@ from etag.core.errors import EtagError
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with these two corrections."""
+    """A safe loader that reads `1e-3` as a number and refuses a key given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

@@ -31,25 +31,27 @@ class TaskCheckpointer:
         method: AnyMethod,
         task: int,
         *,
-        every: float,
-        every_steps: int | None,
+        seconds: float,
+        steps: int | None,
         is_writer: bool,
         stop: Stop,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
         self._folder, self._method, self._task = folder, method, task
         self._files = TensorFiles(folder)
-        self._every, self._every_steps = every, every_steps
-        self._is_writer, self._stop, self._say = is_writer, stop, say
-        found = self._newest()
-        self._found: dict[str, Any] | None = found
-        self._serial: int = found["serial"] if found else 0
-        self._results: list[str | None] = list(found["results"]) if found else []
-        self.saved_steps: dict[str, int | None] = dict(found["logged"]) if found else {}  # steps by phase; None: all
-        self._seconds_before: float = found["seconds"] if found else 0.0
+        self._every_seconds, self._every_steps = seconds, steps
+        self._is_writer, self._stop, self._print_line = is_writer, stop, print_line
+        manifest = self._newest()
+        self._resumed: dict[str, Any] | None = manifest
+        self._serial: int = manifest["serial"] if manifest else 0
+        self._results: list[str | None] = list(manifest["results"]) if manifest else []
+        self.saved_steps: dict[str, int | None] = (
+            dict(manifest["saved_steps"]) if manifest else {}
+        )  # by phase; None: the whole phase
+        self._seconds_before: float = manifest["seconds"] if manifest else 0.0
         self._began = self._saved = time.perf_counter()
         self._saved_step = 0  # of the current phase
-        self.newest = self.resumed_at or "its beginning"  # where the newest checkpoint is, for messages
+        self.newest = self.resumed_at or "the beginning of the task"  # where the newest checkpoint is, for messages
 
     @property
     def seconds(self) -> float:
@@ -58,21 +60,21 @@ class TaskCheckpointer:
 
     @property
     def resumed_at(self) -> str | None:
-        """Where the task was interrupted, for messages; None if it starts from its beginning."""
-        return None if self._found is None else self._describe(self._found["phase"])
+        """Where the interrupted task is resumed, for messages; None if there is nothing to resume."""
+        return None if self._resumed is None else self._describe(self._resumed["phase"])
 
     def _describe(self, phase: str | None) -> str:
-        return (
-            f"step {self.saved_steps[phase]} of phase '{phase}'" if phase else f"the end of phase {len(self._results)}"
-        )
+        if phase:
+            return f"step {self.saved_steps[phase]} of phase '{phase}'"
+        return f"the end of phase '{list(self.saved_steps)[-1]}'" if self.saved_steps else "the beginning of the task"
 
     # -- called by the engine ----------------------------------------------------------------------------------------
 
     def skip_finished(self, number: int) -> bool:
-        """Whether a phase or pass was finished; asking for the last finished one restores the method."""
-        if self._found is None or number >= len(self._found["results"]):
+        """Whether a phase or pass was finished; at the last finished one, the method is restored."""
+        if self._resumed is None or number >= len(self._resumed["results"]):
             return False
-        if number == len(self._found["results"]) - 1 and not self._found["phase"]:
+        if number == len(self._resumed["results"]) - 1 and not self._resumed["phase"]:
             self._restore()
         return True
 
@@ -83,17 +85,17 @@ class TaskCheckpointer:
         return {} if name is None else {key: value.to(device) for key, value in self._files.read(name).items()}
 
     def resume(self) -> dict[str, Tensor]:
-        """The training state of the interrupted phase: the first one that is not done."""
-        if self._found is None or not self._found["phase"] or len(self._results) > len(self._found["results"]):
+        """The training state of the interrupted phase; empty if this is a later phase."""
+        if self._resumed is None or not self._resumed["phase"] or len(self._results) > len(self._resumed["results"]):
             return {}
         self._restore()
-        state = self._files.read(self._found["parts"][TRAINING])
+        state = self._files.read(self._resumed["parts"][TRAINING])
         self._saved_step = int(state["step"])
         return state
 
     def due(self, step: int) -> bool:
         """Whether the last checkpoint is old enough, or the learner was asked to stop."""
-        old = time.perf_counter() - self._saved >= self._every
+        old = time.perf_counter() - self._saved >= self._every_seconds
         old |= self._every_steps is not None and step - self._saved_step >= self._every_steps
         return bool(self._stop.max_over_processes(self._stop.signal_number or old))
 
@@ -132,7 +134,7 @@ class TaskCheckpointer:
             "task_sizes": self._method.task_sizes,
             "results": self._results,
             "phase": phase,
-            "logged": self.saved_steps,
+            "saved_steps": self.saved_steps,
             "seconds": self.seconds,
             "parts": parts,
         }
@@ -143,7 +145,7 @@ class TaskCheckpointer:
         self._remove_unused()
 
     def _check_finite(self) -> None:
-        """Refuse to save weights that are not finite; the loss may still have been."""
+        """Refuse to save weights that are not finite, even if the loss still is."""
         for role, part in self._method.parts.items():
             for name, value in part.state_dict().items():
                 if value.is_floating_point() and not value.isfinite().all():
@@ -155,9 +157,9 @@ class TaskCheckpointer:
         return self._folder / f"checkpoint-{serial % 2}.json"
 
     def _restore(self) -> None:
-        assert self._found is not None
+        assert self._resumed is not None
         for role, part in self._method.parts.items():
-            part.load_state_dict(self._files.read(self._found["parts"][role]))
+            part.load_state_dict(self._files.read(self._resumed["parts"][role]))
 
     def _newest(self) -> dict[str, Any] | None:
         """The newest complete checkpoint of this task; a damaged one is reported, and the one before it used."""
@@ -177,7 +179,7 @@ class TaskCheckpointer:
         newest = max(complete, key=lambda content: content["serial"], default=None)
         if damaged:
             instead = "the one before it is used" if newest else "the task starts again"
-            self._say(f"a checkpoint in '{self._folder}' is damaged: {instead}.")
+            self._print_line(f"a checkpoint in '{self._folder}' is damaged: {instead}.")
         return newest
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The part of a configuration that a model keeps: the method and its networks, training and random seed."""
+"""The part of a configuration that is saved with a model: the method and its networks, training and random seed."""
 
 from typing import Any, Self
 
@@ -11,11 +11,11 @@ from etag.methods.base import AnyMethod, Context, MethodOptions
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 
-UNKNOWN_COUNT = 2**31  # classes in all, where nobody knows how many will come
+UNKNOWN_COUNT = 2**31  # stands for the number of classes in all where it is not known
 
 
 class LearnerConfig(Options):
-    """What a learner is made of."""
+    """The method, its networks, their training, and the random seed."""
 
     method: SerializeAsAny[MethodOptions]
     model: ModelOptions = Field(ModelOptions(), description="the solver's backbone")
@@ -27,13 +27,13 @@ class LearnerConfig(Options):
     def _with_the_methods_own_options(cls, value: Any) -> Any:
         return METHODS[value["name"]].Options.model_validate(value) if isinstance(value, dict) else value
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return self.model_dump(mode="json")
 
     @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> Self:
-        """From JSON values, of which those of a larger configuration are ignored."""
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """From JSON values; unknown keys are ignored."""
         return cls.model_validate({key: value for key, value in values.items() if key in cls.model_fields})
 
 

@@ -40,43 +40,44 @@ class Learner:
         callbacks: Sequence[Callback] = (),
         *,
         stop: Stop | None = None,
-        say: Callable[[str], None] = print_nothing,
+        print_line: Callable[[str], None] = print_nothing,
         engine: Engine | None = None,
     ) -> None:
         self.method, self.runtime, self.directory = method, runtime, directory
         self.callbacks = callbacks if runtime.leader else ()
-        self.stop, self._say = stop or Stop(runtime.max_over_processes), say
+        self.stop, self._print_line = stop or Stop(runtime.max_over_processes), print_line
         self.engine = engine or Engine(runtime, self.callbacks, self.stop.check)
         self.about = about or ModelInfo({}, method.context.preprocess, method.context.channels)
         self.calibration: Calibration | None = None  # of the last lesson that was calibrated
 
     # -- one task --------------------------------------------------------------------------------------------------
 
-    def learn(self, task: Task, lesson: "LearnOptions") -> Evaluation:
+    def learn(self, task: Task, options: "LearnOptions") -> Evaluation:
         """Learn a task and save the model; returns its evaluation. An interrupted task is resumed."""
-        start, checkpointer = time.perf_counter(), self.checkpointer(task, lesson)
+        start, checkpointer = time.perf_counter(), self.open_checkpoints(task, options)
         for callback in self.callbacks:
             callback.on_task_begin(task, {} if checkpointer is None else checkpointer.saved_steps)
         try:
-            self.train(task, checkpointer, update=len(self.about.history) if lesson.update else None)
+            self.train(task, checkpointer, update_number=len(self.about.history) if options.update else None)
         except Diverged as error:
             where = "" if checkpointer is None else f" The last good checkpoint is at {checkpointer.newest}."
             raise EtagError(f"task {task.index + 1}: {error}{where}") from error
         seconds = time.perf_counter() - start if checkpointer is None else checkpointer.seconds
-        evaluation, test_seconds = self._evaluate(task, lesson)
+        evaluation, test_seconds = self._evaluate(task, options)
         for callback in self.callbacks:
             callback.on_evaluation(task, evaluation)
-        lesson.before_saving(self)
-        self._save(task, lesson, evaluation, seconds, test_seconds)
+        options.before_saving(self)
+        self._save(task, options, evaluation, seconds, test_seconds)
         for callback in self.callbacks:
             callback.on_task_end(task)
         self.stop.check()
         return evaluation
 
-    def train(self, task: Task, checkpointer: Checkpointer | None = None, update: int | None = None) -> None:
-        """Train a task without evaluating or saving it; `update` numbers an update of known classes."""
-        if update is not None:
-            self.engine.execute(self._update_plan(task, update), checkpointer)
+    def train(self, task: Task, checkpointer: Checkpointer | None = None, update_number: int | None = None) -> None:
+        """Train a task without evaluating or saving it. A number means: more images of known classes; it is the seed of
+        the update's random streams."""
+        if update_number is not None:
+            self.engine.execute(self._update_plan(task, update_number), checkpointer)
             return
         self.method.begin_task(task)
         self.engine.execute(self.method.phases(task), checkpointer)
@@ -85,73 +86,72 @@ class Learner:
     def _update_plan(self, task: Task, number: int) -> Plan:
         if not isinstance(self.method, CanUpdate):
             raise EtagError(
-                f"{self.method.name} cannot learn more of the classes it knows: `etag methods` lists those that can."
+                f"{self.method.name} cannot learn more images of known classes: `etag methods` lists those that can."
             )
         return self.method.update(task, number)
 
-    def checkpointer(self, task: Task, lesson: "LearnOptions") -> TaskCheckpointer | None:
+    def open_checkpoints(self, task: Task, options: "LearnOptions") -> TaskCheckpointer | None:
         """The checkpoints of a task; None without a directory. Every process must call it."""
         if self.directory is None:
             return None
         if self.runtime.leader:
-            self.directory.begin_unfinished([self.about.config, task.index, lesson.fingerprint])
+            self.directory.begin_unfinished([self.about.config, task.index, options.fingerprint])
         self.runtime.fabric.barrier()  # the folder is ready
-        options = lesson.runtime
-        found = TaskCheckpointer(
+        checkpointer = TaskCheckpointer(
             self.directory.unfinished / "checkpoints",
             self.method,
             task.index,
-            every=options.checkpoint_seconds,
-            every_steps=options.checkpoint_steps,
+            seconds=options.runtime.checkpoint_seconds,
+            steps=options.runtime.checkpoint_steps,
             is_writer=self.runtime.leader,
             stop=self.stop,
-            say=self._say,
+            print_line=self._print_line,
         )
         self.runtime.fabric.barrier()  # everybody has read it
-        if found.resumed_at:
-            self._say(f"resuming task {task.index + 1} at {found.resumed_at}.")
-        return found
+        if checkpointer.resumed_at:
+            self._print_line(f"resuming task {task.index + 1} at {checkpointer.resumed_at}.")
+        return checkpointer
 
-    def _evaluate(self, task: Task, lesson: "LearnOptions") -> tuple[Evaluation, float]:
+    def _evaluate(self, task: Task, options: "LearnOptions") -> tuple[Evaluation, float]:
         """Evaluate on the test images of the lesson's tasks, and calibrate if the lesson asks for it."""
         start, context = time.perf_counter(), self.method.context
-        tasks = lesson.evaluated or (task,)
+        tasks = options.evaluated or (task,)
         first, *others = (each.test for each in tasks)
-        found = self.engine.run_pass(
+        predictions = self.engine.run_pass(
             predictions_pass(
                 first.join(others),
                 self.method.classifier(),
                 self.method.task_sizes,
                 context.preprocess,
                 context.placement,
-                scores=lesson.calibrate,
+                scores=options.calibrate,
             )
         )
-        evaluation = evaluate(found, tasks)
-        if lesson.calibrate:
-            self.calibration = calibrate(self.method, found["scores"], found["label"], task.num_old)
+        evaluation = evaluate(predictions, tasks)
+        if options.calibrate:
+            self.calibration = calibrate(self.method, predictions["scores"], predictions["label"], task.num_old)
         return evaluation, time.perf_counter() - start
 
     def _save(
-        self, task: Task, plan: "LearnOptions", evaluation: Evaluation, seconds: float, test_seconds: float
+        self, task: Task, options: "LearnOptions", evaluation: Evaluation, seconds: float, test_seconds: float
     ) -> None:
         lesson = Lesson(
-            kind="update" if plan.update else "learn",
-            classes=plan.names,
+            kind="update" if options.update else "learn",
+            classes=options.names,
             images=len(task.train),
             seconds=round(seconds, 3),
             test_seconds=round(test_seconds, 3),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             evaluation=evaluation,
         )
-        changes: dict[str, Any] = {"task_sizes": tuple(self.method.task_sizes), "pinned": plan.pinned}
-        if not plan.update:
-            changes["classes"] = (*self.about.classes, *plan.names)
+        changes: dict[str, Any] = {"task_sizes": tuple(self.method.task_sizes), "pinned": options.pinned}
+        if not options.update:
+            changes["classes"] = (*self.about.classes, *options.names)
         if self.calibration is not None:
             changes |= {"temperature": self.calibration.temperature, "threshold": self.calibration.threshold}
         self.about = self.about.with_lesson(lesson, **changes)
         if self.directory is not None and self.runtime.leader:
-            self.directory.save(self.method, self.about, plan.keep_versions)
+            self.directory.save(self.method, self.about, options.keep_versions)
         self.runtime.fabric.barrier()
 
 

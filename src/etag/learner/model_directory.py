@@ -1,9 +1,9 @@
 """The model directory: the one format of saved models. `etag run` ends with one, `etag learn` creates one.
 
-    current                       the number of the version in force
+    current                       the number of the current version
     versions/N/about.json         configuration, classes, history, structure, and the names of its tensor files
     tensors/CHECKSUM.safetensors  tensors; versions share files with equal content
-    work/                         checkpoints of a task that is being learned
+    unfinished/                   checkpoints of a task that is being learned
 
 A version has two parts: the classifier (what predicts) and the learner (what learning more needs besides). It is
 written completely before `current` names it, so a reader sees the model as it was before or as it is after.
@@ -37,10 +37,10 @@ VERSIONS = 3  # how many are stored, by default
 Name = Hashable  # of a class: text, a number, or a tuple of these
 
 
-def plain_name(name: Name) -> Any:
+def name_to_json(name: Name) -> Any:
     """A class name as a JSON value; JSON has no tuples."""
     if isinstance(name, tuple):
-        return {"tuple": [plain_name(part) for part in name]}
+        return {"tuple": [name_to_json(part) for part in name]}
     if name is None or isinstance(name, str | bool | int | float):
         return name
     raise EtagError(f"the class {name!r} cannot be saved: names are text, numbers, or tuples of these.")
@@ -50,7 +50,7 @@ def _name(value: Any) -> Name:
     return tuple(map(_name, value["tuple"])) if isinstance(value, dict) else value
 
 
-SavedName = Annotated[Name, BeforeValidator(_name), PlainSerializer(plain_name)]
+SavedName = Annotated[Name, BeforeValidator(_name), PlainSerializer(name_to_json)]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Everything about a version except its tensors."""
+    """What about.json says of a version: everything except the tensors."""
 
     config: dict[str, Any]  # of the learner, as JSON values: validated only when it learns
     preprocess: Preprocess
@@ -89,24 +89,24 @@ class ModelInfo:
 
     def learner_config(self) -> LearnerConfig:
         """The validated configuration of the learner."""
-        return LearnerConfig.from_plain(self.config)
+        return LearnerConfig.from_json(self.config)
 
     def with_lesson(self, lesson: Lesson, **changes: Any) -> Self:
-        """The same after one more lesson; of earlier evaluations the confusion matrices are dropped."""
+        """A copy with one more lesson; only the newest evaluation keeps its confusion matrix."""
         earlier = (
             past if past.evaluation is None else replace(past, evaluation=past.evaluation.without_confusion())
             for past in self.history
         )
         return replace(self, history=(*earlier, lesson), **changes)
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         values: dict[str, Any] = _ABOUT.dump_python(self, mode="json")
         return values
 
     @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> "ModelInfo":
-        """From JSON values, of which others than its own are ignored; a ValueError names what is wrong."""
+    def from_json(cls, values: dict[str, Any]) -> "ModelInfo":
+        """From JSON values; unknown keys are ignored, and a ValueError names what is wrong."""
         return _ABOUT.validate_python({name: values[name] for name in cls.__dataclass_fields__})
 
 
@@ -120,7 +120,7 @@ class ModelDirectory:
         self.path = Path(path)
         self._current, self._versions = self.path / "current", self.path / "versions"
         self._tensors = TensorFiles(self.path / "tensors")
-        self.unfinished = self.path / "unfinished"  # of a task that is being learned
+        self.unfinished = self.path / "unfinished"  # checkpoints of a task that is being learned
 
     def exists(self) -> bool:
         """Whether there is a version to predict with."""
@@ -145,12 +145,12 @@ class ModelDirectory:
     def begin_unfinished(self, description: Any) -> Path:
         """The folder for checkpoints of a task; checkpoints of a task with another description are deleted."""
         version = self.version if self.exists() else 0
-        mark = checksum(json.dumps([version, description], sort_keys=True).encode())
+        fingerprint = checksum(json.dumps([version, description], sort_keys=True).encode())
         file = self.unfinished / "task"
-        if not file.is_file() or file.read_text() != mark:
+        if not file.is_file() or file.read_text() != fingerprint:
             self.clear_unfinished()
             self.unfinished.mkdir(parents=True)
-            write_atomically(file, mark)
+            write_atomically(file, fingerprint)
         return self.unfinished / "checkpoints"
 
     def clear_unfinished(self) -> None:
@@ -161,7 +161,7 @@ class ModelDirectory:
 
     @property
     def version(self) -> int:
-        """The number of the version in force."""
+        """The number of the current version."""
         try:
             return int(self._current.read_text())
         except (OSError, ValueError) as error:
@@ -181,14 +181,14 @@ class ModelDirectory:
 
     def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
         """Add a version and make it current; returns its number. Versions beyond `keep` and checkpoints go."""
-        if about.pinned:  # a run has one result: what a killed process saved but did not put in force goes
+        if about.pinned:  # delete what a killed process saved but never made current: a run has one result
             for number in self.pinned_versions:
                 shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
         classifier = method.classifier()
         classifier.temperature = about.temperature
         parts = {"backbone": classifier.backbone.state_dict(), "rule": classifier.rule.state_dict()}
-        content = about.plain() | {
+        content = about.to_json() | {
             "format": FORMAT,
             "parent": self.version if self.exists() else None,
             "structure": classifier.describe(),
@@ -210,13 +210,13 @@ class ModelDirectory:
         return number
 
     def rollback(self) -> int:
-        """Return to the version that the one in force was learned from; returns its number."""
+        """Return to the version that the current one was learned from; returns its number."""
         with self.locked():
             parent = self.about().parent
             if parent is None or parent not in self.versions:
                 raise EtagError(f"'{self.path}' has no version before {self.version} to return to.")
             write_atomically(self._current, str(parent))
-            self.clear_unfinished()  # it continued from the version that is given up
+            self.clear_unfinished()  # the checkpoints belong to the version that is left
             return parent
 
     def drop_versions(self, keep: int = 1) -> None:
@@ -242,13 +242,13 @@ class ModelDirectory:
             write_atomically(self._versions / str(number) / "about.json", json.dumps(content, indent=1))
             self.drop_versions()
 
-    # -- reading the version in force --------------------------------------------------------------------------------
+    # -- reading the current version -----------------------------------------------------------------------------------
 
     def about(self) -> ModelInfo:
-        """Everything about the version in force except its tensors."""
+        """Everything about the current version except its tensors."""
         content = self._content(self.version)
         with self._readable():
-            return ModelInfo.from_plain(content)
+            return ModelInfo.from_json(content)
 
     def load_classifier(self, device: torch.device = CPU) -> tuple[Classifier, ModelInfo]:
         """What predicts, in evaluation mode. No method is built, nothing of the learner is read."""
@@ -256,13 +256,13 @@ class ModelDirectory:
         with self._readable():
             classifier = Classifier.empty(content["structure"])
             self._fill_classifier(classifier, content["tensors"]["classifier"])
-            return classifier.to(device).requires_grad_(False).eval(), ModelInfo.from_plain(content)
+            return classifier.to(device).requires_grad_(False).eval(), ModelInfo.from_json(content)
 
     def load_method(self, placement: Placement | None = None) -> tuple[AnyMethod, ModelInfo]:
         """The method as it was after its last lesson, ready to learn more."""
         content = self._content(self.version)
         with self._readable():
-            about = ModelInfo.from_plain(content)
+            about = ModelInfo.from_json(content)
             method = create_method(
                 about.learner_config(),
                 placement or Placement(),
@@ -280,8 +280,8 @@ class ModelDirectory:
         needed = _learner_tensors(method, classifier)
         if missing := needed.keys() - names["learner"].keys():
             raise EtagError(
-                f"'{self.path}' can predict but not learn: its {', '.join(sorted(missing))} was removed. Start a new "
-                "model."
+                f"'{self.path}' can predict but not learn: `etag models strip` removed its "
+                f"{', '.join(sorted(missing))}. Start a new model."
             )
         self._fill_classifier(classifier, names["classifier"])
         for role, part in method.parts.items():
@@ -296,7 +296,7 @@ class ModelDirectory:
         classifier.rule.load_state_dict(self._tensors.read(names["rule"]))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes on disk of the version in force: what predicts, and what learning needs besides."""
+        """Bytes on disk of the current version: what predicts, and what only learning needs."""
         names = self._content(self.version)["tensors"]
         with self._readable():
             return {
@@ -308,10 +308,10 @@ class ModelDirectory:
         with self._readable():
             content: dict[str, Any] = json.loads((self._versions / str(number) / "about.json").read_text())
             if content["format"] != FORMAT:
-                newer = "update etag" if content["format"] > FORMAT else "learn the classes again with this etag"
+                advice = "update etag" if content["format"] > FORMAT else "learn the classes again with this etag"
                 raise EtagError(
-                    f"the model '{self.path}' has format {content['format']}, and this etag reads format {FORMAT}: "
-                    f"{newer}."
+                    f"the model '{self.path}' has format {content['format']}, and this version of etag reads "
+                    f"format {FORMAT}: {advice}."
                 )
             return content
 
@@ -327,13 +327,13 @@ class ModelDirectory:
 def _learner_tensors(method: AnyMethod, classifier: Classifier) -> dict[str, dict[str, Tensor]]:
     """By role, the tensors of a method's parts that are not in its classifier; roles without any are left out."""
     shared = {id(module) for module in classifier.modules()}
-    found = {}
+    tensors = {}
     for role, part in method.parts.items():
         outside = _names_outside(part, shared)
         values = {name: value for name, value in part.state_dict().items() if name in outside}
         if values or role == "optimizer_state":
-            found[role] = values
-    return found
+            tensors[role] = values
+    return tensors
 
 
 def _names_outside(part: nn.Module, shared: set[int]) -> set[str]:

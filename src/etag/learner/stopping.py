@@ -10,15 +10,15 @@ from types import FrameType
 class Interrupted(KeyboardInterrupt):
     """The learner was asked to stop and has saved its progress."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, signal_number: int) -> None:
         super().__init__()
-        self.exit_code = 128 + number
+        self.exit_code = 128 + signal_number
 
 
 class Stop:
     """A request to stop at the next checkpoint. A second signal stops at once, without saving. With several processes
-    it is enough that one of them is asked: `highest` returns the highest number that any process passes to it, so that
-    all stop at the same place."""
+    it is enough that one gets the signal: `max_over_processes` tells all of them, so that they stop at the same
+    point."""
 
     def __init__(self, max_over_processes: Callable[[int], int] = int) -> None:
         self.signal_number, self.max_over_processes = 0, max_over_processes
@@ -28,9 +28,9 @@ class Stop:
         self.signal_number = self.signal_number or signal.SIGTERM
 
     @contextmanager
-    def on_signals(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Within, SIGINT and SIGTERM are requests to stop; in other threads than the main one, which gets no signals,
-        nothing."""
+    def on_signals(self, print_line: Callable[[str], None]) -> Iterator[None]:
+        """Inside the `with` block, SIGINT and SIGTERM are requests to stop. Only the main thread receives signals: in
+        other threads this does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -39,7 +39,7 @@ class Stop:
             if self.signal_number:
                 raise Interrupted(number)
             self.signal_number = number
-            say("stopping as soon as the progress is saved; press Ctrl-C again to stop at once.")
+            print_line("stopping as soon as the progress is saved; press Ctrl-C again to stop at once.")
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -49,6 +49,6 @@ class Stop:
                 signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raise `Interrupted` if the learner was asked to stop. Every process must call it at the same place."""
+        """Raise `Interrupted` if the learner was asked to stop. Every process must call it at the same point."""
         if number := self.max_over_processes(self.signal_number):
             raise Interrupted(number)

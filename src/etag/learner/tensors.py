@@ -36,7 +36,7 @@ class TensorFiles:
         return load(data)
 
     def path(self, name: str) -> Path:
-        """The file of a name, which is never outside the folder."""
+        """The path of a stored file; folders in `name` are ignored, so it is never outside this one."""
         return self._folder / f"{Path(str(name)).name}.safetensors"
 
     def remove_all_but(self, names: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from torch.nn import functional
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, first: int = 0, end: int | None = None) -> Tensor:
-    """Eq. (1), `eq:1`: mean cross-entropy over the classes first .. end - 1; every label must be one of them."""
+    """Eq. (1): mean cross-entropy over the classes first .. end - 1; every label must be one of them."""
     return functional.cross_entropy(logits[:, first:end], labels - first)
 
 

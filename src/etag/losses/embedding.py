@@ -9,22 +9,22 @@ from torch.nn import functional
 
 
 def auxiliary_cross_entropy(auxiliary: Sequence[Tensor], view_labels: Tensor) -> Tensor:
-    """Eq. (2), `eq:2`: cross-entropy of the auxiliary logits, summed over stages, averaged over views of images."""
+    """Eq. (2): cross-entropy of the auxiliary logits, summed over stages, averaged over views of images."""
     return torch.stack([functional.cross_entropy(logits, view_labels) for logits in auxiliary]).sum()
 
 
 def feature_distance(
     student: Tensor, teacher: Tensor, reduction: Literal["mean_norm", "frobenius"] = "mean_norm"
 ) -> Tensor:
-    """Eq. (3), `eq:3`: mean over images of the 2-norm of the feature difference. `frobenius`, as in the authors'
-    release, is one norm of the whole (images, features) difference; it grows with the batch size."""
+    """Eq. (3): mean over images of the 2-norm of the feature difference. `frobenius`, as in the authors' release, is
+    one norm of the whole (images, features) difference; it grows with the batch size."""
     norms: Tensor = torch.linalg.vector_norm(student - teacher, dim=None if reduction == "frobenius" else 1)
     return norms.mean()
 
 
 def auxiliary_divergence(student: Sequence[Tensor], teacher: Sequence[Tensor], tau: float) -> Tensor:
-    """Eq. (4), `eq:4`: tau^2 KL(teacher || student) at temperature tau, summed over stages, averaged over views. A
-    student with more outputs than the teacher is compared on its first ones only, those that the teacher has."""
+    """Eq. (4): tau^2 KL(teacher || student) at temperature tau, summed over stages, averaged over views. A student with
+    more outputs than the teacher is compared on its first ones only, those that the teacher has."""
     terms = []
     for new, old in zip(student, teacher, strict=True):
         log_p = functional.log_softmax(old / tau, dim=1)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 def prior_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Eq. (6), `eq:6`, first line: KL(q(z | f, y) || N(0, I)), summed over latent dimensions, averaged over rows."""
+    """Eq. (6), first line: KL(q(z | f, y) || N(0, I)), summed over latent dimensions, averaged over rows."""
     return -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()
 
 
@@ -29,8 +29,8 @@ def reparameterize(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
 
 
 def squared_error(generated: Tensor, target: Tensor, half: bool = True, per_row: bool = True) -> Tensor:
-    """-log p(f | y, z): second line of Eq. (6), `eq:6`, and Eq. (7). Half the squared distance, summed over the
-    feature, averaged over rows. The authors' release omits the half (`half=False`) and, in Eq. (7), sums over rows
+    """-log p(f | y, z): second line of Eq. (6), and Eq. (7). Half the squared distance, summed over the feature,
+    averaged over rows. The authors' release omits the half (`half=False`) and, in Eq. (7), sums over rows
     (`per_row=False`)."""
     error = (generated - target).square().sum()
     return error * ((0.5 if half else 1.0) / (len(generated) if per_row else 1))

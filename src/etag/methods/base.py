@@ -64,7 +64,7 @@ class MethodOptions(Options):
     )
     head: HeadOptions = Field(HeadOptions(), description="the layer that maps features to class scores")
     embedding: EmbeddingOptions | None = Field(
-        None, description="embedding distillation; the prefix e of a name adds it"
+        None, description="embedding distillation; the prefix e of a name (elwf) adds it"
     )
 
     @model_validator(mode="before")
@@ -117,7 +117,7 @@ class MethodInfo:
     all_data: bool = False  # needs the images of all tasks: an upper bound
     exemplars: bool = False
     generator: str | None = None
-    color: str | None = None  # in figures; None takes a spare one
+    color: str | None = None  # in figures; None: chosen automatically
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Context:
 
     channels: int
     size: int
-    classes: int  # over all tasks; only fixed heads and `last_task` may use it
+    classes: int  # of all tasks, if known: for fixed heads, aux_classes=all, and what is skipped after the last task
     stream: Stream
     placement: Placement
     model: ModelOptions
@@ -138,7 +138,7 @@ OptionsT = TypeVar("OptionsT", bound=MethodOptions, covariant=True)
 
 
 class Method(ABC, Generic[OptionsT]):
-    """Base of all methods. The structure of its networks changes in `begin_task` only."""
+    """Base of all methods. During learning, the structure of its networks changes in `begin_task` only."""
 
     info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
@@ -146,7 +146,7 @@ class Method(ABC, Generic[OptionsT]):
     recipe_sections: ClassVar[
         tuple[tuple[str, dict[str, Any]], ...]
     ] = ()  # recipe sections that apply to it, with presets
-    is_e_variant: ClassVar[bool] = False  # whether it is another method with embedding distillation added
+    is_e_variant: ClassVar[bool] = False  # whether it is eXX: another method with embedding distillation added
     has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
     outputs_per_class: ClassVar[int] = 1  # of the head
     learns_domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
@@ -162,14 +162,14 @@ class Method(ABC, Generic[OptionsT]):
 
     @property
     def fidelity(self) -> FidelityOptions:
-        """Choices between paper and release; the paper's, where a method has no such options."""
+        """Choices where the authors' published code differs from the paper; by default the paper's."""
         return FidelityOptions()
 
     def _use_views(self, transforms: ViewTransforms) -> None:
         if self.transforms not in (IDENTITY, transforms):
             raise EtagError(
                 f"embedding.views={transforms.name} does not go with {self.options.name}, whose own views are "
-                f"{self.transforms.name}: an image has one set of views."
+                f"{self.transforms.name}: both must use the same views."
             )
         transforms.check(self.context.channels, self.context.size)
         self.transforms = transforms
@@ -178,15 +178,15 @@ class Method(ABC, Generic[OptionsT]):
 
     def check(self, task_sizes: Sequence[int]) -> None:
         """Raise an error, before anything is trained, if the method cannot learn tasks of these sizes."""
-        plain = self.embedding is None and self.memory is None and not self.options.head.per_task
-        if 0 in task_sizes and not (self.learns_domains and plain):
+        unchanged = self.embedding is None and self.memory is None and not self.options.head.per_task
+        if 0 in task_sizes and not (self.learns_domains and unchanged):
             raise EtagError(
-                f"{self.options.name} needs new classes in every task, and data.domains brings none: choose a method "
-                "that can do without (`etag methods`)."
+                f"{self.options.name} needs new classes in every task, and with data.domains=true later tasks have "
+                "none: choose a method that supports this (`etag methods`)."
             )
         if self.options.head.per_task and min(task_sizes) == 1:
             raise EtagError(
-                f"{self.options.name} has one head per task, and a head of a single class is always certain: choose "
+                f"{self.options.name} has one head per task, and the softmax of a one-class head is always 1: choose "
                 "a split with two or more classes per task, or method.head.per_task=false."
             )
         if self.memory is not None and (self.memory.options.total or sum(task_sizes)) < sum(task_sizes):
@@ -196,10 +196,10 @@ class Method(ABC, Generic[OptionsT]):
             )
 
     def check_maps(self) -> None:
-        """Raise an error if the backbone has no maps; for methods that need them."""
+        """Raise an error if the backbone has no feature maps; for methods that need them."""
         if not self.solver.backbone.has_maps:
             raise EtagError(
-                f"{self.options.name} needs the maps of a convolutional backbone, and "
+                f"{self.options.name} needs the feature maps of a convolutional backbone, and "
                 f"model.backbone={self.context.model.backbone} has none: choose another backbone."
             )
 
@@ -226,7 +226,7 @@ class Method(ABC, Generic[OptionsT]):
             self.parts["exemplars"] = self.memory = ExemplarMemory(self.options.exemplars)
 
     def add_generator(self, generator: FeatureGenerator) -> None:
-        """Store a generator's network and let it follow the tasks."""
+        """Store a generator's network; from now on it is told of every task."""
         self.generator = generator
         self.parts[generator.role] = generator.network
 
@@ -253,13 +253,13 @@ class Method(ABC, Generic[OptionsT]):
             if self.generator is not None:
                 self.generator.add_classes(new, stream)
         if self.embedding is not None and first:
-            every = self.context.classes if self.embedding.all_classes else classes
-            self.embedding.add_outputs(self.solver, every, stream)
+            outputs = self.context.classes if self.embedding.all_classes else classes
+            self.embedding.add_outputs(self.solver, outputs, stream)
         elif self.embedding is not None:
             self.embedding.remove_last_stage_auxiliary(self.solver)
 
     def new_outputs(self, classes: int) -> int:
-        """How many classes the head gains when a task brings so many; a fixed head gains all at the first task."""
+        """How many classes the head gains for `classes` new ones; a fixed head gains all at the first task."""
         if self.options.head.growth == "growing":
             return classes
         return self.context.classes if len(self.task_sizes) == 1 else 0
@@ -280,7 +280,7 @@ class Method(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def phases(self, task: Task) -> Plan:
-        """The work of a task, piece by piece. Depends on nothing but the method's state."""
+        """The work of a task: yields phases and data passes, always the same for the same state and task."""
 
     def end_task(self, task: Task) -> None:
         """Called after the last phase."""
@@ -303,21 +303,21 @@ class Method(ABC, Generic[OptionsT]):
         sampling = {} if e is None else e.options.model_dump(include={"views_per_image", "image_share"})
         all_terms = [*terms, *self.embedding_terms(task)]
         objective = SolverObjective(self.solver, self.teacher, all_terms, self.transforms, **sampling)
-        frozen = Need.NOTHING if e is None or e.trains_auxiliaries(task) else Need.AUXILIARY
+        untrained = Need.NOTHING if e is None or e.trains_auxiliaries(task) else Need.AUXILIARY
         if train_old_rows is None:
             train_old_rows = not self.options.head.per_task
         return self._phase(
             "solver",
             task.train if self.memory is None else self.memory.joined_to(task.train),
             objective,
-            self.solver.parameters_for(objective.need & ~frozen, train_old_rows),
+            self.solver.parameters_for(objective.need & ~untrained, train_old_rows),
             training,
             "train" if task.index == 0 else self.options.batch_norm,
             held_out,
         )
 
     def balanced_phase(self, terms: Sequence[Term], training: TrainOptions) -> Phase:
-        """Train the head alone on the stored exemplars, which are equally many for all classes."""
+        """Train the head alone on the stored exemplars, which have the same number of images for each class."""
         assert self.memory is not None
         objective = SolverObjective(self.solver, self.teacher, terms, IDENTITY)
         head = list(self.solver.head.parameters())
@@ -337,8 +337,8 @@ class Method(ABC, Generic[OptionsT]):
         batches = ImageBatches(images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last)
         if batch_norm == "train" and batches.smallest < objective.smallest_batch:
             raise EtagError(
-                f"BatchNorm cannot train on a batch of {batches.smallest}: give each task at least "
-                f"{objective.smallest_batch} images, and choose a train.batch_size that leaves no smaller last batch."
+                f"the last batch of an epoch has {batches.smallest} image(s), and BatchNorm needs "
+                f"{objective.smallest_batch}: add images, set train.drop_last=true, or choose another train.batch_size."
             )
         return Phase(
             name=name,
@@ -354,7 +354,8 @@ class Method(ABC, Generic[OptionsT]):
         )
 
     def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
-        """The solver's features of images in the order of the data: as they are, or of so many augmented passes."""
+        """The solver's features of images, in order: one pass without augmentation if `augmented_passes` is 0, else
+        that many augmented passes."""
         batches = self.pass_batches(name, images, augment=augmented_passes > 0)
         return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 
@@ -366,8 +367,8 @@ class Method(ABC, Generic[OptionsT]):
     def store_exemplars(self, task: Task) -> Plan:
         """Choose and store exemplars of the task's classes, if the method stores any."""
         if self.memory is not None:
-            found = yield self.features_pass("exemplars", task.train)
-            self.memory.add(task, found["features"], self.stream("exemplars").torch_generator("selection"))
+            result = yield self.features_pass("exemplars", task.train)
+            self.memory.add(task, result["features"], self.stream("exemplars").torch_generator("selection"))
 
     def stream(self, *purpose: str | int) -> Stream:
         """The random stream of the current task, by purpose."""
@@ -390,16 +391,17 @@ class Method(ABC, Generic[OptionsT]):
         head = self.solver.head
         if self.options.head.per_task and self.options.head.compare == "probability":
             return PerTaskRule(head, self.task_sizes)
-        every = self.outputs_per_class
-        return HeadRule(head, self.seen if self.fidelity.argmax == "seen" else head.outputs // every, every)
+        per_class = self.outputs_per_class
+        classes = self.seen if self.fidelity.argmax == "seen" else head.outputs // per_class
+        return HeadRule(head, classes, per_class)
 
     @property
     def final_after_last_task(self) -> bool:
-        """Whether something is left untrained after a scenario's last task, so that no further task can follow."""
+        """Whether no task can follow the last one of a scenario, because something is not trained after it."""
         return False
 
     def remarks(self) -> dict[str, str]:
-        """What must be printed with every result, because much of the result depends on it."""
+        """What the result depends on strongly and is printed with it, such as where frozen features come from."""
         return {}
 
     def remove_class(self, label: int) -> None:

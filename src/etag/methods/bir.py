@@ -1,7 +1,7 @@
 """BI-R: brain-inspired replay (van de Ven et al., 2020), on the features of a frozen backbone.
 
 One network classifies features and generates them. Features of old classes from its previous version are learned
-again with the previous version's soft predictions; a share 1 / t of the loss is new at the t-th task.
+again with the previous version's soft predictions; at the t-th task new data have the weight 1 / t.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """DGR: deep generative replay (Shin et al., 2017); and Tag, which is DGR with a guided generator.
 
 The previous generator creates images of old classes and the previous solver labels them. Solver and generator learn
-from them together with the new images, whose share is 1 / t at the t-th task. In Tag the solver, trained first as in
+from them together with the new images, whose weight is 1 / t at the t-th task. In Tag the solver, trained first as in
 DGR, then guides the generator: an image generated for a class must be recognized as that class. That is the only
 difference.
 """
@@ -87,22 +87,24 @@ class DGR(Method[DgrOptions]):
 
     def phases(self, task: Task) -> Plan:
         """Train the solver; collect pixels; train the generator."""
-        new = 1 / (task.index + 1)
+        new_weight = 1 / (task.index + 1)
         head = PixelClassifier(self.solver, self.context.preprocess, self.context.channels)
-        terms = [self.cross_entropy(task, weight=new)]
+        terms = [self.cross_entropy(task, weight=new_weight)]
         if task.index:
-            terms.append(image_replay_term(task, head, self.replay(task, head), 1 - new))
+            terms.append(image_replay_term(task, head, self.replay(task, head), 1 - new_weight))
         yield self.solver_phase(task, terms)
         generator = self.image_generator
         if not generator.trains_after(task, self.context.classes):
             return
         batches = self.pass_batches("pixels", task.train, augment=generator.augmented_passes > 1)
-        found = yield DataPass("pixels", Pixels(self.context.preprocess), batches, epochs=generator.augmented_passes)
-        pixels, weights = CachedFeatures.from_pass(found, len(task.train)), {"kl": 1.0, "recon": 1.0}
+        result = yield DataPass("pixels", Pixels(self.context.preprocess), batches, epochs=generator.augmented_passes)
+        pixels, weights = CachedFeatures.from_pass(result, len(task.train)), {"kl": 1.0, "recon": 1.0}
         weights["guide"] = self.options.guidance * self.options.guide_weight
         phase = generator.phase(task, pixels, weights, head, self.stream("generator"))
         if task.index:
-            phase = replace(phase, batches=WithReplay(phase.batches, self.replay(task, head), replace_share(1 - new)))
+            phase = replace(
+                phase, batches=WithReplay(phase.batches, self.replay(task, head), replace_share(1 - new_weight))
+            )
         yield phase
 
     def replay(self, task: Task, head: PixelClassifier) -> Replay:

@@ -37,12 +37,14 @@ class EtagOptions(MethodOptions):
     changed_defaults: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
-    guidance: bool = Field(True, description="the frozen classifier guides the VAE's training (third line of Eq. 6)")
+    guidance: bool = Field(True, description="the head, just trained and now frozen, guides the VAE (Eq. 6, line 3)")
     lambda_ce: NonNegativeFloat | None = Field(
-        None, description="weight of generated features in Eq. (5); None: m_old / m_new"
+        None, description="weight of generated features in Eq. (5); null: old classes per new class"
     )
     lambda_l2: NonNegativeFloat | None = Field(None, description="weight of Eq. (3) in Eq. (9); None is m_old / m_new")
-    lambda_vae: NonNegativeFloat | None = Field(None, description="weight of Eq. (7) in Eq. (10); None: m_old / m_new")
+    lambda_vae: NonNegativeFloat | None = Field(
+        None, description="weight of Eq. (7) in Eq. (10); null: old classes per new class"
+    )
     refit: TrainOptions | None = Field(
         None,
         description="after each task but the base one, train the head alone once more, on features of new "
@@ -72,6 +74,7 @@ INFO = MethodInfo(
 )
 
 
+# a recipe's section gfr holds what the two share, such as the generator's settings
 @method("etag", INFO, sections=("gfr", "etag"))
 class ETag(Method[EtagOptions]):
     """The solver first, with features of old classes from the old generator; then the generator."""
@@ -81,7 +84,7 @@ class ETag(Method[EtagOptions]):
 
     @property
     def fidelity(self) -> FidelityOptions:
-        """As the options say."""
+        """Which choices follow the paper, and which the authors' published code."""
         return self.options.fidelity
 
     def build(self, stream: Stream) -> None:
@@ -93,14 +96,15 @@ class ETag(Method[EtagOptions]):
     def phases(self, task: Task) -> Plan:
         """Algorithm 1: solver, features of the frozen solver, generator."""
         yield self.solver_phase(task, self.solver_terms(task))
-        generator, refit = require(self.generator), self.options.refit if task.index else None
+        generator = require(self.generator)
+        refit = self.options.refit if task.index else None
         learns = generator.trains_after(task, self.context.classes)
         if refit is None and not learns:
             return
-        found = yield self.features_pass("features", task.train, generator.augmented_passes)
-        features = CachedFeatures.from_pass(found, len(task.train))
+        result = yield self.features_pass("features", task.train, generator.augmented_passes)
+        features = CachedFeatures.from_pass(result, len(task.train))
         if refit is not None:
-            yield self.head_phase(
+            yield self.refit_phase(
                 task, features, refit, self.weight(self.options.lambda_ce, task), self.stream("refit")
             )
         if learns:
@@ -109,25 +113,27 @@ class ETag(Method[EtagOptions]):
 
     def solver_terms(self, task: Task) -> list[Term]:
         """Eq. (8) at the base task, Eq. (9) after it."""
-        o, f, head = self.options, self.options.fidelity, self.solver.head
+        o, fidelity, head = self.options, self.options.fidelity, self.solver.head
         if task.index == 0:
-            terms = [self.cross_entropy(task, f.ce_new)]  # Eq. (1)
+            terms = [self.cross_entropy(task, fidelity.ce_new)]  # Eq. (1)
             if self.embedding is not None:
                 terms.append(self.embedding.cross_entropy_term())  # Eq. (2)
             return terms
         lambda_ce = self.weight(o.lambda_ce, task)
-        scale = 1 / (1 + lambda_ce) if f.normalize_ce else 1.0
+        scale = 1 / (1 + lambda_ce) if fidelity.normalize_ce else 1.0
         terms = [
-            self.cross_entropy(task, f.ce_new, scale),  # Eq. (5), new images
-            replay_term(require(self.generator), task, head, f.ce_replay, scale * lambda_ce),  # Eq. (5), old features
-            l2_term(f.l2_reduction, f.l2_views, self.weight(o.lambda_l2, task)),  # Eq. (3)
+            self.cross_entropy(task, fidelity.ce_new, scale),  # Eq. (5), new images
+            replay_term(
+                require(self.generator), task, head, fidelity.ce_replay, scale * lambda_ce
+            ),  # Eq. (5), old features
+            l2_term(fidelity.l2_reduction, fidelity.l2_views, self.weight(o.lambda_l2, task)),  # Eq. (3)
         ]
         if self.embedding is not None:
             terms.append(self.embedding.distillation_term(task, self.solver))  # Eq. (4)
         return terms
 
     def embedding_terms(self, task: Task) -> list[Term]:  # noqa: ARG002
-        """None: `solver_terms` lists them beside the others."""
+        """Empty: `solver_terms` has them already."""
         return []
 
     def generator_weights(self, task: Task) -> dict[str, float]:
@@ -135,21 +141,22 @@ class ETag(Method[EtagOptions]):
         guide = float(self.options.guidance)
         if task.index == 0:
             return {"kl": 1.0, "recon": 1.0, "guide": guide}
-        f = self.options.fidelity
-        new_share = 1 / (1 + f.class_ratio(task))
+        fidelity = self.options.fidelity
+        new_share = 1 / (1 + fidelity.class_ratio(task))
         return {
             "kl": 1.0,  # KL(q(z | f, y) || N(0, I))
             "recon": 1.0,  # -log p(f | y, z)
-            "guide": guide * (new_share if f.guide_weight == "normalized" else 1.0),  # the classifier's cross-entropy
-            "guide_old": guide * (1 - new_share) * f.guide_old,
+            "guide": guide
+            * (new_share if fidelity.guide_weight == "normalized" else 1.0),  # the classifier's cross-entropy
+            "guide_old": guide * (1 - new_share) if fidelity.guide_old else 0.0,
             "match": self.weight(self.options.lambda_vae, task),  # Eq. (7)
         }
 
-    def weight(self, given: float | None, task: Task) -> float:
-        """A weight lambda: as given, or m_old / m_new."""
-        return self.options.fidelity.class_ratio(task) if given is None else given
+    def weight(self, option: float | None, task: Task) -> float:
+        """A weight lambda: as given, or m_old / m_new, the number of old classes per new class."""
+        return self.options.fidelity.class_ratio(task) if option is None else option
 
-    def head_phase(
+    def refit_phase(
         self, task: Task, features: CachedFeatures, training: TrainOptions, weight: float, stream: Stream
     ) -> Phase:
         """Train the head alone."""
@@ -164,17 +171,17 @@ class ETag(Method[EtagOptions]):
         generator, stream = require(self.generator), self.stream("update", number)
         training = generator.update_training
         generator.begin_task(task)
-        found = yield self.features_pass("features", task.train, generator.augmented_passes)
-        features = CachedFeatures.from_pass(found, len(task.train))
-        yield self.head_phase(task, features, training, 1.0, stream.child("head"))
-        given = len(set(features.labels.tolist()))
+        result = yield self.features_pass("features", task.train, generator.augmented_passes)
+        features = CachedFeatures.from_pass(result, len(task.train))
+        yield self.refit_phase(task, features, training, 1.0, stream.child("head"))
+        updated = len(set(features.labels.tolist()))
         weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance)}
-        weights["match"] = max(1, task.num_seen - given) / given
+        weights["match"] = max(1, task.num_seen - updated) / updated  # as lambda_vae: other classes per updated class
         yield from generator.learn(task, features, weights, self.solver.head, stream)
 
     @property
     def final_after_last_task(self) -> bool:
-        """Whether the generator is not trained after the last task."""
+        """True if the generator is not trained after the last task."""
         return not require(self.generator).trains_after_last_task
 
     def forget(self, label: int) -> None:

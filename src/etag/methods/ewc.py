@@ -54,4 +54,4 @@ class EWC(Method[EwcOptions]):
         yield self.solver_phase(task, terms)
         size = self.context.train.for_task(task.index).batch_size
         batches = partial(self.pass_batches, "importance", size=size)
-        yield from self.importance.measure(task, self.solver, batches)
+        yield from self.importance.measure_task(task, self.solver, batches)

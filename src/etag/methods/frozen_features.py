@@ -21,7 +21,7 @@ from etag.models.feature_scale import FeatureScale
 
 
 class FrozenFeatureOptions(Options):
-    """Where the frozen features come from, which decides much of what such a method reaches."""
+    """Where the frozen features come from; the accuracy depends strongly on it."""
 
     source: Literal["base", "weights"] = Field(
         "base", description="backbone trained at the base task, or loaded (`model.weights`)"
@@ -50,7 +50,7 @@ class FrozenFeatureMethod(Method[OptionsT]):
         self.parts["scale"] = self.scale = FeatureScale(self.solver.backbone.feature_size)
 
     def check(self, task_sizes: Sequence[int]) -> None:
-        """The features must come from somewhere."""
+        """Check that `source=weights` has a file of weights."""
         super().check(task_sizes)
         if self.options.features.source == "weights" and self.context.model.weights is None:
             raise EtagError(

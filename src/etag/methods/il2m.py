@@ -48,10 +48,10 @@ class IL2M(Method[Il2mOptions]):
         yield self.solver_phase(task, [self.cross_entropy(task)])
         assert self.memory is not None
         batches = self.pass_batches("scores", self.memory.joined_to(task.train))
-        found = yield DataPass("scores", _ScoreSums(self.solver, task), batches, reduce="sum")
-        own = found["own"] / found["images"].clamp(min=1)
+        sums = yield DataPass("scores", _ScoreSums(self.solver, task), batches, reduce="sum")
+        own = sums["own"] / sums["images"].clamp(min=1)
         self.scores.add_task(
-            own[task.num_old :], own[: task.num_old], found["confidence"] / found["images"][task.num_old :].sum()
+            own[task.num_old :], own[: task.num_old], sums["confidence"] / sums["images"][task.num_old :].sum()
         )
         yield from self.store_exemplars(task)
 

@@ -58,8 +58,8 @@ class PASS(Method[PassOptions]):
         if task.index:
             terms += [l2_term(o.l2_reduction, "all", o.l2_weight), self.replay(task)]
         yield self.solver_phase(task, terms)
-        found = yield self.features_pass("prototypes", task.train)
-        self.prototypes.add_task(task, found["features"], found["labels"])
+        result = yield self.features_pass("prototypes", task.train)
+        self.prototypes.add_task(task, result["features"], result["labels"])
 
     def rotations(self) -> Term:
         """Cross-entropy over all classes and rotations."""

@@ -35,20 +35,20 @@ class ModelOptions(Options):
 
 class Backbone(nn.Module, ABC):
     """A feature extractor in L stages; `stages[0]` begins with the stem. A stage's last layer is its activation and
-    nothing else, so that its map can be read before it. Features are not negative (the generators of features end in a
-    ReLU), unless `signed` is set: then there is no last activation."""
+    nothing else, so that the map before it can be read too. Features are not negative (the generators of features end
+    in a ReLU), unless `signed` is set: then there is no last activation."""
 
     stages: Modules[nn.Sequential]
     feature_size: int
-    min_side: int  # side of the smallest image: the factor by which the side shrinks up to the last map
+    min_side: int  # of images: the factor by which all stages together reduce the side
     imagenet = False  # whether it has the stem for large images
     has_maps = True  # whether stages end in maps, or in plain features
     signed = False  # whether features may be negative
 
     @abstractmethod
     def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
-        """A new copy of the architecture of stage `number` (2 .. L); L + 1 is one more stage of the last's width and
-        side. `short` asks for a stage of the same shapes with fewer layers, where the backbone has one."""
+        """A new copy of the architecture of stage `number` (2 .. L); L + 1: one more stage with the width and side of
+        the last. `short` asks for a stage of the same shapes with fewer layers, where the backbone has one."""
 
     def branch(self, stage: int, short: bool = False) -> nn.Module:
         """New stages that lead from the map after `stage` (1 .. L) to a map that can be pooled. They repeat the

@@ -25,7 +25,7 @@ class HeadOptions(Options):
     )
     per_task: bool = Field(False, description="one head per task; only the newest is trained")
     compare: Literal["probability", "logit"] = Field(
-        "probability", description="several heads compare the probabilities of each (the paper), or logits (FACIL)"
+        "probability", description="several heads: compare probabilities of each (eTag paper), or logits (FACIL)"
     )
     bias: bool = Field(True, description="bias of a linear head")
     scale: PositiveFloat = Field(1.0, description="initial value of the learned scale of cosine and proxy heads")
@@ -44,27 +44,27 @@ class HeadOptions(Options):
         """Whether the head uses features of both signs, and so reads them before the last activation."""
         return self.kind != "linear"
 
-    def new_head(self, features: int) -> "LinearHead":
+    def new_head(self, feature_size: int) -> "LinearHead":
         """A head without outputs."""
         if self.kind == "cosine":
-            return CosineHead(features, self.scale)
+            return CosineHead(feature_size, self.scale)
         if self.kind == "proxies":
-            return ProxyHead(features, self.proxies, self.scale)
-        return LinearHead(features, self.bias)
+            return ProxyHead(feature_size, self.proxies, self.scale)
+        return LinearHead(feature_size, self.bias)
 
 
 class LinearHead(Rebuildable):
     """A linear layer whose rows come in blocks of parameters. A block is the unit of freezing: a row with zero gradient
     inside a larger parameter would still be moved by Adam's weight decay."""
 
-    def __init__(self, features: int, bias: bool = True, block_sizes: Sequence[int] = ()) -> None:
+    def __init__(self, feature_size: int, has_bias: bool = True, block_sizes: Sequence[int] = ()) -> None:
         super().__init__()
-        self.features, self.bias = features, bias
-        self.blocks: Modules[nn.Linear] = Modules(nn.Linear(features, size, bias) for size in block_sizes)
+        self.feature_size, self.has_bias = feature_size, has_bias
+        self.blocks: Modules[nn.Linear] = Modules(nn.Linear(feature_size, size, has_bias) for size in block_sizes)
 
     def grow(self, outputs: int, generator: torch.Generator) -> None:
         """Add a block of randomly initialized outputs."""
-        self.blocks.append(build(lambda: nn.Linear(self.features, outputs, self.bias), generator))
+        self.blocks.append(build(lambda: nn.Linear(self.feature_size, outputs, self.has_bias), generator))
 
     def remove_rows(self, first: int, count: int = 1) -> None:
         """Remove `count` outputs of one block; an empty block is removed too."""
@@ -74,7 +74,7 @@ class LinearHead(Rebuildable):
                 if not left:
                     del self.blocks[number]
                     return
-                smaller = nn.Linear(self.features, len(left), self.bias, device=block.weight.device)
+                smaller = nn.Linear(self.feature_size, len(left), self.has_bias, device=block.weight.device)
                 smaller.load_state_dict({name: value[left] for name, value in block.state_dict().items()})
                 self.blocks[number] = smaller
                 return
@@ -103,7 +103,7 @@ class LinearHead(Rebuildable):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits of all blocks, side by side."""
-        bias = torch.cat([block.bias for block in self.blocks]) if self.bias else None
+        bias = torch.cat([block.bias for block in self.blocks]) if self.has_bias else None
         return functional.linear(features, self.weight, bias)
 
 
@@ -112,8 +112,8 @@ class CosineHead(LinearHead):
 
     proxies = 1  # rows per class
 
-    def __init__(self, features: int, scale: float = 1.0, block_sizes: Sequence[int] = ()) -> None:
-        super().__init__(features, False, block_sizes)
+    def __init__(self, feature_size: int, scale: float = 1.0, block_sizes: Sequence[int] = ()) -> None:
+        super().__init__(feature_size, False, block_sizes)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def cosines(self, features: Tensor) -> Tensor:
@@ -135,13 +135,15 @@ class CosineHead(LinearHead):
 class ProxyHead(CosineHead):
     """Local similarity classifier (Douillard et al., 2020): several proxies per class, nearer ones weigh more."""
 
-    def __init__(self, features: int, proxies: int = 10, scale: float = 1.0, block_sizes: Sequence[int] = ()) -> None:
-        super().__init__(features, scale, block_sizes)
+    def __init__(
+        self, feature_size: int, proxies: int = 10, scale: float = 1.0, block_sizes: Sequence[int] = ()
+    ) -> None:
+        super().__init__(feature_size, scale, block_sizes)
         self.proxies = proxies
 
-    def grow(self, outputs: int, generator: torch.Generator) -> None:
+    def grow(self, classes: int, generator: torch.Generator) -> None:
         """Add a block of classes; the proxies of one class are adjacent rows."""
-        super().grow(outputs * self.proxies, generator)
+        super().grow(classes * self.proxies, generator)
 
     @property
     def outputs(self) -> int:

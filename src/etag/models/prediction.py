@@ -1,4 +1,4 @@
-"""Answer rules: how a feature becomes scores over the classes seen.
+"""Prediction rules: how a feature becomes scores over the classes seen.
 
 Scores are logarithms of probabilities up to a constant per row; the highest one is the prediction.
 """
@@ -87,10 +87,10 @@ class ClassScores(StoredTensors, Rebuildable):
 
     @property
     def factors(self) -> Tensor:
-        """The factor on each class's score: 1 for new classes, and for those whose means allow no ratio."""
+        """The factor on each class's score: 1 for new classes, and where a mean is not positive."""
         ratio = (self.initial / self.current) * (self.confidence[-1] / self.confidence[self.task])
-        sound = (self.initial > 0) & (self.current > 0) & (self.confidence[self.task] > 0) & (self.confidence[-1] > 0)
-        return torch.where(sound & ~self.is_new, ratio, torch.ones_like(ratio))
+        valid = (self.initial > 0) & (self.current > 0) & (self.confidence[self.task] > 0) & (self.confidence[-1] > 0)
+        return torch.where(valid & ~self.is_new, ratio, torch.ones_like(ratio))
 
 
 class RectifiedRule(PredictionRule):

@@ -18,7 +18,7 @@ from etag.models.modules import Modules, uses_batch_statistics, without_tracking
 
 
 class Auxiliary(nn.Module):
-    """A classifier behind a stage: the remaining stages once more, pooling, and a linear head that grows."""
+    """A classifier behind a stage: new copies of the remaining stages, pooling, and a linear head."""
 
     def __init__(self, branch: nn.Module, features: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Solver(nn.Module):
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
 
     def parameters_for(self, need: Need, train_old_rows: bool = True) -> list[nn.Parameter]:
-        """The parameters that enter what is needed; the head's rows of old classes only with `old_classes`."""
+        """The parameters that enter what is needed; the head's rows of old classes only with `train_old_rows`."""
         parts = [self.backbone, *self._auxiliaries_for(need)]
         head = list(self.head.parameters()) if train_old_rows else self.head.parameters_without_old_rows
         return [*(parameter for part in parts for parameter in part.parameters()), *head]
@@ -62,9 +62,8 @@ class Solver(nn.Module):
         return list(self.auxiliaries) if need & Need.AUXILIARY else []
 
     def forward(self, views: Tensor | Views, need: Need) -> Outputs:
-        """The needed outputs of one pass over images, or over images and their views. The last stage processes the
-        additional views only where a term needs them there: it is the most expensive part that embedding distillation
-        does not need."""
+        """The needed outputs of one pass over images, or over images and their views. The last stage, which is
+        expensive, processes the other views only where a term needs them there; embedding distillation does not."""
         outputs = Outputs()
         auxiliaries = self._auxiliaries_for(need)
         if isinstance(views, Tensor):
@@ -73,7 +72,7 @@ class Solver(nn.Module):
         last = len(self.backbone.stages)
         for number, stage in enumerate(self.backbone.stages, start=1):
             if number == last and len(auxiliaries) < number:
-                if not need & ~Need.AUXILIARY:
+                if not need & ~Need.AUXILIARY:  # only auxiliaries are needed, and all are done
                     return outputs
                 if not need & Need.VIEW_FEATURES:
                     rows.drop_views()
@@ -96,15 +95,15 @@ class Solver(nn.Module):
         return outputs
 
     def _separate(self, need: Need) -> bool:
-        """Whether the images pass the stages separately from their other views. They must where BatchNorm is in
-        training mode and the views serve the auxiliaries only: these must not change what the head learns from. They
-        also do where maps are needed, so that the rest is computed from those very maps."""
+        """Whether the images pass the stages separately from their other views: (a) in BatchNorm's training mode, if
+        only the auxiliaries use the views, so that these do not change the features of the head; (b) if stage maps are
+        returned, so that gradients with respect to them can be taken."""
         if need & Need.STAGES:
             return True
         batch_statistics = uses_batch_statistics(self.backbone)
         return not self.views_in_statistics and not need & Need.VIEW_FEATURES and batch_statistics
 
-    def classify(self, maps: Tensor, stage: int) -> Tensor:
+    def logits_from_stage(self, maps: Tensor, stage: int) -> Tensor:
         """Logits from the map after stage `stage` (1 .. L), after its activation."""
         for later in list(self.backbone.stages)[stage:]:
             maps = later(maps)
@@ -135,7 +134,7 @@ class _Rows:
 
     @property
     def images(self) -> Tensor:
-        """The rows of the images; where they are separate, the very tensor that is passed on."""
+        """The rows of the images; if they pass separately, the same tensor that enters the next stage."""
         first = self._tensors[0]
         return first if first.shape[0] == self._image_count else first[: self._image_count]
 
@@ -171,13 +170,13 @@ class Teacher(Frozen[Solver]):
 
     @torch.no_grad()
     def targets(self, views: Tensor | Views, need: Need) -> Outputs:
-        """Its outputs as constants. Not in inference mode, whose tensors could not enter a loss."""
+        """Its outputs as constants (no_grad: autograd cannot use tensors of inference_mode)."""
         outputs: Outputs = self.network(views, need)
         return outputs
 
 
 class FeatureCollector(nn.Module):
-    """The module of a pass that collects the feature and the label of each image."""
+    """Collects the feature and the label of each image in a data pass."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()

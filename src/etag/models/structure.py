@@ -1,7 +1,7 @@
 """The structure of networks as JSON values, so that a saved classifier can be built again without training code.
 
-A class that takes part has an attribute for every argument of its constructor, of the same name: a plain value,
-another such module, or a list of these. Where it is a parameter, the saved tensors have its value.
+A `Rebuildable` class stores every argument of its constructor in an attribute of the same name: a JSON value, another
+such module, or a list of these. An argument stored as nn.Parameter is left out: it is loaded with the weights.
 """
 
 import inspect
@@ -23,7 +23,7 @@ class Rebuildable(nn.Module):
 
 
 def describe(value: Any) -> Any:
-    """A module, or a list of modules, as JSON values; plain values are returned as they are."""
+    """A module, or a list of modules, as JSON values; other values are returned as they are."""
     if isinstance(value, Rebuildable):
         values = {name: getattr(value, name) for name in inspect.signature(type(value)).parameters}
         described = {name: describe(part) for name, part in values.items() if not isinstance(part, nn.Parameter)}
@@ -39,5 +39,5 @@ def build_empty(value: Any) -> Any:
         return value
     name = value["module"]
     if name not in CLASSES:
-        raise ValueError(f"it contains a '{name}', which is not known here: load the plug-in that defines it")
+        raise ValueError(f"unknown module '{name}': load the plug-in that defines it (--plugin FILE)")
     return CLASSES[name](**{key: build_empty(part) for key, part in value.items() if key != "module"})

@@ -66,23 +66,23 @@ class GridFolder:
         """The name of the folder."""
         return self.path.resolve().name
 
-    def command(self, beside: Path) -> str:
+    def command(self, start: Path) -> str:
         """The command that repeats the whole grid."""
         if self.name in recipes.grids():
             return f"etag bench {self.name}"
-        folder = relative(self.path, beside)
+        folder = relative(self.path, start)
         return f"etag bench {folder}/{GRID} --results {folder}"
 
     def missing(self) -> list[str]:
         """The planned runs of which there is nothing yet, as paths below the folder."""
         files = (path for name in (METRICS, CONFIG) for path in self.path.rglob(name))
-        found = {path.relative_to(self.path).parent for path in files}
+        existing = {path.relative_to(self.path).parent for path in files}
         planned = dict.fromkeys(name for block in self.file.blocks for name in block.names())
-        by_name = {path.name for path in found if SEARCH not in path.parts}
+        by_name = {path.name for path in existing if SEARCH not in path.parts}
         return [
             f"{split}/{name}" if split else name
             for split, name in planned
-            if (Path(split, name) not in found if split else name not in by_name)
+            if (Path(split, name) not in existing if split else name not in by_name)
         ]
 
 
@@ -106,9 +106,9 @@ class Collection:
         return [grid.file.notice for grid in self.grids if grid.file.notice]
 
 
-def relative(path: Path, beside: Path) -> str:
+def relative(path: Path, start: Path) -> str:
     """The path of a file or directory as seen from another directory, as in a link."""
-    return Path(os.path.relpath(path, beside)).as_posix()
+    return Path(os.path.relpath(path, start)).as_posix()
 
 
 def is_run(path: Path) -> bool:
@@ -127,10 +127,10 @@ def read_collection(folders: Sequence[Path]) -> Collection:
     """All finished runs below these folders, except those of a parameter search."""
     paths: dict[Path, Path] = {}
     for folder in folders:
-        found = _below(folder, METRICS)
-        if not found:
+        folders_of_runs = _below(folder, METRICS)
+        if not folders_of_runs:
             raise EtagError(f"'{folder}' holds no finished run: there is no {METRICS} in it or below it.")
-        paths |= {path.resolve(): path for path in found}
+        paths |= {path.resolve(): path for path in folders_of_runs}
     by_place: dict[tuple[object, ...], list[RunRecord]] = {}
     for path in paths.values():
         run = read_run(path, logs=False)
@@ -154,14 +154,16 @@ def _title(run: RunRecord) -> str:
     return f"{run.metrics.data} {run.metrics.split}"
 
 
-def _group(runs: Sequence[RunRecord], alone: bool, grids: dict[Path, GridFolder]) -> RunGroup:
+def _group(runs: Sequence[RunRecord], title_is_unique: bool, grids: dict[Path, GridFolder]) -> RunGroup:
     """Group the runs of one folder; the grid that they belong to is added to `grids`."""
     folder, title = runs[0].path.parent, _title(runs[0])
-    home = next((place for place in (folder, folder.parent) if (place / GRID).is_file()), None)
-    if home is None:
-        return group_runs(runs, title if alone else f"{title} ({folder.resolve().name})")
-    grid = grids.setdefault(home.resolve(), _grid(home))
-    return group_runs(runs, title if alone else f"{title} ({grid.name})", grid.file.paper.get(runs[0].metrics.split))
+    grid_folder = next((place for place in (folder, folder.parent) if (place / GRID).is_file()), None)
+    if grid_folder is None:
+        return group_runs(runs, title if title_is_unique else f"{title} ({folder.resolve().name})")
+    grid = grids.setdefault(grid_folder.resolve(), _grid(grid_folder))
+    return group_runs(
+        runs, title if title_is_unique else f"{title} ({grid.name})", grid.file.paper.get(runs[0].metrics.split)
+    )
 
 
 def _grid(folder: Path) -> GridFolder:

@@ -44,8 +44,8 @@ class Section:
 
 
 def write_comparison(paths: Sequence[Path], out: Path, reference: str | None = None) -> tuple[Path, Collection]:
-    """Write a page that compares runs; returns its path and the runs. `reference` names what all are compared with.
-    For folders of runs, tables and figures are written beside it; of runs that are named, each gets its own report."""
+    """Write a page that compares runs; returns its path and the runs. `reference` names what all are compared with. For
+    folders of runs, tables and figures are written beside it; of runs that are named, each gets its own report."""
     collection = _collection(paths)
     check_reference(collection.groups, reference)
     sections = _sections(collection.groups, reference)
@@ -97,7 +97,7 @@ def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section
     titles = dict.fromkeys(member.title for _, member in chosen)
     rankings = _present(map(results.ranking, groups))
     temperatures = [(group, by_tau) for group in groups if len(by_tau := studies.by_temperature(group)) > 1]
-    found = [
+    sections = [
         Section("Results", tables=[results.results_table(group) for group in groups]),
         Section("Accuracy after each task", figures=_joined(map(page_figures.accuracy_figures, groups))),
         Section(
@@ -137,7 +137,7 @@ def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section
         ),
         Section("Size", tables=[studies.size_table(group) for group in groups]),
     ]
-    return [section for section in found if section.tables or section.figures]
+    return [section for section in sections if section.tables or section.figures]
 
 
 def _features(group: RunGroup) -> Section:
@@ -149,15 +149,15 @@ def _features(group: RunGroup) -> Section:
     return Section(f"Features, {group.title}", about, figures=images, small=True, key=key)
 
 
-def _values(collection: Collection, sections: Sequence[Section], beside: Path) -> dict[str, Any]:
+def _values(collection: Collection, sections: Sequence[Section], start: Path) -> dict[str, Any]:
     runs = collection.runs
     return {
         "collection": collection,
         "sections": sections,
         "headline": headline,
-        "runs": [(relative(run.path, beside), _link(run, beside), run, _command(run, beside)) for run in runs],
-        "unfinished": [relative(path, beside) for path in collection.unfinished],
-        "grids": [(grid, grid.command(beside)) for grid in collection.grids],
+        "runs": [(relative(run.path, start), _link(run, start), run, _command(run, start)) for run in runs],
+        "unfinished": [relative(path, start) for path in collection.unfinished],
+        "grids": [(grid, grid.command(start)) for grid in collection.grids],
         "machines": _distinct(run.metrics.machine for run in runs),
         "versions": {
             name: _distinct(run.metrics.versions.get(name, "") for run in runs)
@@ -179,12 +179,12 @@ def _distinct(words: Iterable[str]) -> str:
     return ", ".join(word for word in dict.fromkeys(words) if word)
 
 
-def _link(run: RunRecord, beside: Path) -> str:
+def _link(run: RunRecord, start: Path) -> str:
     """The address of the run's own report; empty if it has none."""
     report = run.path / REPORT
-    return quote(relative(report, beside)) if report.is_file() else ""
+    return quote(relative(report, start)) if report.is_file() else ""
 
 
-def _command(run: RunRecord, beside: Path) -> str:
+def _command(run: RunRecord, start: Path) -> str:
     file = run.path / COMMAND
-    return file.read_text().strip() if file.is_file() else f"etag run {relative(run.path / 'config.yaml', beside)}"
+    return file.read_text().strip() if file.is_file() else f"etag run {relative(run.path / 'config.yaml', start)}"

@@ -38,8 +38,8 @@ class TsnePoints:
 def tsne_by_task(run: RunRecord, tasks: Collection[int]) -> dict[int, TsnePoints]:
     """The t-SNE of the features saved after these tasks, by task; tasks with too few images are left out."""
     files = task_files(run.path / FOLDER, "npz")
-    found = {task: _tsne_points(*read_features(files[task], run.metrics.classes)) for task in tasks if task in files}
-    return {task: embedding for task, embedding in found.items() if embedding is not None}
+    points = {task: _tsne_points(*read_features(files[task], run.metrics.classes)) for task in tasks if task in files}
+    return {task: found for task, found in points.items() if found is not None}
 
 
 def tsne_of_some_tasks(run: RunRecord) -> dict[int, TsnePoints]:

@@ -24,8 +24,8 @@ from etag.report.style import GRAY, LINE_COLORS, VERMILION, Style, drawable, sho
 WIDTH, NARROW, RATIO = 5.4, 4.2, 0.8  # neighbors on a page are equally high
 TEXT, SMALL, INK, GRID = 9.0, 8.0, "#262626", "#D9D9D9"
 HEAT = "Blues"
-NAMED_CLASSES = 20  # a confusion matrix of more shows numbers only
-COUNTED_CLASSES = 12  # a confusion matrix of more would be unreadable
+NAMED_CLASSES = 20  # with more, a confusion matrix shows class numbers instead of names
+COUNTED_CLASSES = 12  # with more, it has no percentages in its cells
 TASK_TICKS = 12
 LEAST_LETTER = 5.0  # points
 LEGEND_LETTERS = 30
@@ -183,7 +183,7 @@ def confusion_heatmap(
     label = "share of the true class (%)"
     figure, axes = _heatmap(shares, scale, width, label, [0, 1, 5, 10, 25, 50, 75, 100])
     _tick_classes(axes, names[:classes])
-    _bound_tasks(axes, classes_per_task)
+    _draw_task_borders(axes, classes_per_task)
     axes.set(xlabel="predicted class", ylabel="true class")
     if classes <= COUNTED_CLASSES:
         some = np.where(shares > 0, shares, np.nan)  # zeros are not written
@@ -215,7 +215,7 @@ def _tick_classes(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(labels)), labels, parse_math=False)
 
 
-def _bound_tasks(axes: Axes, classes_per_task: Sequence[int]) -> None:
+def _draw_task_borders(axes: Axes, classes_per_task: Sequence[int]) -> None:
     classes_per_task = [classes for classes in classes_per_task if classes]
     ends = np.cumsum(classes_per_task)
     thickness = 0.6 if len(ends) <= TASK_TICKS else 0.25

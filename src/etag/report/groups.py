@@ -59,7 +59,7 @@ class MethodRuns:
 
     @property
     def is_bound(self) -> bool:
-        """Whether it is a reference that does not compete for the best value."""
+        """Whether it is a bound, such as joint training, that does not compete for the best value."""
         return self.label in layout().bounds or uses_all_data(self.method)
 
     @property

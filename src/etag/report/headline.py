@@ -11,10 +11,10 @@ NAMED = 5  # methods in one sentence
 def headline(group: RunGroup) -> str:
     """Names a winner only if the 95 % interval of its paired difference in A to every other row excludes zero. Methods
     that train on all data are upper bounds: they are no rivals, and get a sentence of their own."""
-    oracles = [member for member in group.all if uses_all_data(member.method)]
-    rivals = best_first(member for member in group.all if member not in oracles)
+    bounds = [member for member in group.all if uses_all_data(member.method)]
+    rivals = best_first(member for member in group.all if member not in bounds)
     sentences = [_leader(rivals)] if rivals else []
-    sentences += [f"{o.title}, trained on the data of all tasks, reaches {_reached(o)}." for o in oracles]
+    sentences += [f"{o.title}, trained on the data of all tasks, reaches {_reached(o)}." for o in bounds]
     return " ".join(sentences)
 
 
@@ -23,16 +23,20 @@ def _leader(rivals: list[MethodRuns]) -> str:
     if not others:
         return f"{best.title} reaches {_reached(best)}."
     compared = [(other.title, paired(best.percents(), other.percents())) for other in others]
-    unknown = [title for title, found in compared if found is None or found.margin is None]
-    equal = [title for title, found in compared if found and found.margin is not None and not found.above_zero]
+    unknown = [title for title, difference in compared if difference is None or difference.margin is None]
+    equal = [
+        title
+        for title, difference in compared
+        if difference and difference.margin is not None and not difference.above_zero
+    ]
     if not equal and not unknown:
         return f"{best.title} is ahead of every other method: it reaches {_reached(best)}{_distance(*compared[0])}."
     highest = f"{best.title} has the highest A, {_reached(best)}"
     if not equal:
-        return f"{highest}, but whether it is ahead of {_some(unknown)} needs two or more shared seeds."
-    known = f"the 95 % interval of its difference to {'each of them' if len(equal) > 1 else equal[0]} includes zero"
+        return f"{highest}, but two or more shared seeds are needed to say whether it is better than {_some(unknown)}."
+    why = f"the 95 % interval of its difference to {'each of them' if len(equal) > 1 else equal[0]} includes zero"
     more = f" (too few shared seeds to compare it with {_some(unknown)})" if unknown else ""
-    return f"No method is ahead of {_some(equal)} by more than chance: {highest}, but {known}{more}."
+    return f"{highest}, but it is not clearly better than {_some(equal)}: {why}{more}."
 
 
 def _some(titles: list[str]) -> str:
@@ -40,11 +44,11 @@ def _some(titles: list[str]) -> str:
     return listing(titles if len(titles) <= NAMED + 1 else [*titles[:NAMED], f"{len(titles) - NAMED} others"])
 
 
-def _distance(title: str, found: Paired | None) -> str:
-    if found is None or found.interval is None:
+def _distance(title: str, difference: Paired | None) -> str:
+    if difference is None or difference.interval is None:
         return ""
-    low, high = (fixed(end, 1) for end in found.interval)
-    return f", {fixed(found.difference.mean, 1)} points above {title} (95 % interval {low} to {high})"
+    low, high = (fixed(end, 1) for end in difference.interval)
+    return f", {fixed(difference.difference.mean, 1)} points above {title} (95 % interval {low} to {high})"
 
 
 def _reached(member: MethodRuns) -> str:

@@ -100,8 +100,8 @@ def _features(record: RunRecord) -> tuple[list[page_figures.InlineFigure], page_
         return [], []
     metrics, last = record.metrics, max(by_task)
     place, key = page_figures.class_key(range(metrics.classes), metrics)
-    found = [page_figures.tsne_scatter(by_task[last], metrics, last)]
+    figures = [page_figures.tsne_scatter(by_task[last], metrics, last)]
     if len(by_task) > 1:
         title, caption = method_title(metrics.method), "The same after several tasks, each laid out anew."
-        found.append(page_figures.tsne_panels(title, by_task, place, key, caption))
-    return found, key
+        figures.append(page_figures.tsne_panels(title, by_task, place, key, caption))
+    return figures, key

@@ -108,26 +108,26 @@ def accuracy_curve(metrics: Metrics) -> InlineFigure:
     )
 
 
-def accuracy_matrix(metrics: Metrics, among: str | None = None) -> InlineFigure:
-    """The accuracy matrix of one run; `among` is its title among several, and makes it smaller."""
+def accuracy_matrix(metrics: Metrics, small_title: str | None = None) -> InlineFigure:
+    """The accuracy matrix of one run; `small_title` is its title beside other runs, and makes it smaller."""
     tasks = range(1, metrics.tasks + 1)
     last = ", ".join(map(percent, metrics.accuracies[-1]))
     return raster(
-        figures.accuracy_heatmap(metrics.accuracies, _width(among)),
-        f"Accuracy matrix of {among or _name(metrics)}; last row, in percent for each task: {last}.",
-        among or ABOUT_ACCURACY_MATRIX,
+        figures.accuracy_heatmap(metrics.accuracies, _width(small_title)),
+        f"Accuracy matrix of {small_title or _name(metrics)}; last row, in percent for each task: {last}.",
+        small_title or ABOUT_ACCURACY_MATRIX,
         [["after task", *tasks], *([task, *row] for task, row in zip(tasks, metrics.accuracies, strict=True))],
     )
 
 
-def confusion_matrix(metrics: Metrics, among: str | None = None) -> InlineFigure:
+def confusion_matrix(metrics: Metrics, small_title: str | None = None) -> InlineFigure:
     """The confusion matrix after the last task."""
     names = metrics.class_names[: metrics.classes]
     return raster(
-        figures.confusion_heatmap(metrics.confusion, names, metrics.classes_per_task, _width(among)),
-        f"Confusion matrix of {among or _name(metrics)} over {metrics.classes} classes; "
+        figures.confusion_heatmap(metrics.confusion, names, metrics.classes_per_task, _width(small_title)),
+        f"Confusion matrix of {small_title or _name(metrics)} over {metrics.classes} classes; "
         f"{percent(metrics.values['last_accuracy'])} % of predictions are correct. {_most_confused(metrics)}",
-        among or ABOUT_CONFUSION,
+        small_title or ABOUT_CONFUSION,
         [["true class", *names], *([name, *row] for name, row in zip(names, metrics.confusion, strict=True))],
     )
 
@@ -188,8 +188,8 @@ def phase_losses(losses: PhaseLosses) -> InlineFigure:
     )
 
 
-def _width(among: str | None) -> float:
-    return figures.NARROW if among else figures.WIDTH
+def _width(small_title: str | None) -> float:
+    return figures.NARROW if small_title else figures.WIDTH
 
 
 def _name(metrics: Metrics) -> str:
@@ -202,15 +202,15 @@ def accuracy_figures(group: RunGroup) -> list[InlineFigure]:
     methods = [member for member in group.all if not member.is_variant]
     if len(group.members) <= LINES:
         return [_curves("accuracy", group, group.all)]
-    found = [_curves("accuracy", group, methods)] if methods else []
+    drawn_figures = [_curves("accuracy", group, methods)] if methods else []
     chosen = group.some(layout().figure3)
     if len(layout().figure3) / 2 < len(chosen) < len(methods):
-        found.append(_curves("figure3", group, chosen))
+        drawn_figures.append(_curves("figure3", group, chosen))
     for method in dict.fromkeys(member.method for member in group.all):
         own = [member for member in group.all if member.method == method]
         if any(member.is_variant for member in own):
-            found.append(_curves(f"variants-{method}", group, own))
-    return found
+            drawn_figures.append(_curves(f"variants-{method}", group, own))
+    return drawn_figures
 
 
 def component_figure(group: RunGroup) -> InlineFigure | None:
@@ -281,13 +281,13 @@ def agreement_figure(ranking: Ranking) -> InlineFigure:
         for (member, style), theirs in zip(styled(ranking.members), ranking.theirs, strict=True)
     ]
     rows = [[m.method, s.theirs, round(s.ours, 4)] for m, s in zip(ranking.members, slopes, strict=True)]
-    found = ranking.agreement
-    interval = "" if found.interval is None else f" ({' to '.join(fixed(end, 2) for end in found.interval)})"
+    agreement = ranking.agreement
+    interval = "" if agreement.interval is None else f" ({' to '.join(fixed(end, 2) for end in agreement.interval)})"
     words = ", ".join(f"{s.name} {fixed(s.theirs, 1)} and {fixed(s.ours, 1)}" for s in slopes)
     figure = vector(
         figures.slopes(slopes),
         f"Slope chart of {len(slopes)} methods; the paper’s A and ours in percent: {words}.",
-        f"The paper’s ranking ({ranking.column}) and ours; Kendall’s tau-b {fixed(found.tau, 2)}{interval}.",
+        f"The paper’s ranking ({ranking.column}) and ours; Kendall’s tau-b {fixed(agreement.tau, 2)}{interval}.",
         [["method", "paper A", "our A"], *rows],
     )
     return _named("agreement", ranking.group, figure)
@@ -309,13 +309,13 @@ def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
     """The t-SNE after each task of one run of each method that is shown in detail and saved features, with the key to
     the colors; the key is empty if the runs have different orders of classes."""
     runs = [(title, run, tsne_of_some_tasks(run)) for title, run in representatives(group.detailed)]
-    found = [(title, run, by_task) for title, run, by_task in runs if by_task]
-    if not found:
+    shown = [(title, run, by_task) for title, run, by_task in runs if by_task]
+    if not shown:
         return [], []
-    labels = {label for *_, by_task in found for one in by_task.values() for label in one.labels}
-    place, key = class_key(labels, found[0][1].metrics)
+    labels = {label for *_, by_task in shown for one in by_task.values() for label in one.labels}
+    place, key = class_key(labels, shown[0][1].metrics)
     images = []
-    for title, run, by_task in found:
+    for title, run, by_task in shown:
         rows = [
             [task, run.metrics.class_names[label], *point]
             for task, one in by_task.items()
@@ -323,7 +323,7 @@ def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
         ]
         image = replace(tsne_panels(title, by_task, place, key), rows=[["task", "class", "x", "y"], *rows])
         images.append(_named("tsne", group, image, run))
-    orders = {tuple(run.metrics.class_names) for _, run, _ in found}
+    orders = {tuple(run.metrics.class_names) for _, run, _ in shown}
     return images, key if len(orders) == 1 else []
 
 

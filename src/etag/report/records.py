@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationEr
 
 from etag.core.errors import EtagError
 from etag.core.options import file_error
-from etag.evaluation.metrics import METRICS, step_accuracies, stored_summary
+from etag.evaluation.metrics import METRICS, accuracy_after_each_task, stored_summary
 
 AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks came later
 Tasks = Annotated[list[NonNegativeInt], Field(min_length=1)]  # new classes of each task
@@ -54,8 +54,8 @@ class Metrics(BaseModel):
     def _gather_values(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        found = {metric.name: content[metric.name] for metric in METRICS if metric.name in content}
-        return content | {"stored_values": found}
+        values = {metric.name: content[metric.name] for metric in METRICS if metric.name in content}
+        return content | {"stored_values": values}
 
     @model_validator(mode="after")
     def _check_shapes(self) -> Self:
@@ -107,7 +107,7 @@ class Metrics(BaseModel):
     def step_accuracy_task_aware(self) -> list[float]:
         """Weighted accuracy after each task where the task of every image is known."""
         sizes = self.classes_in_task or self.classes_per_task
-        return step_accuracies(_known(self.task_aware_matrix), sizes, weighted=True)
+        return accuracy_after_each_task(_known(self.task_aware_matrix), sizes, weighted=True)
 
 
 class LoggedStep(BaseModel):
@@ -144,15 +144,15 @@ def read_run(path: Path, logs: bool = True) -> RunRecord:
 
 
 def _read_generated(folder: Path) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    images: dict[int, bytes] = {}
     for task, path in task_files(folder, "png").items():
         data = path.read_bytes()
         try:
             Image.open(BytesIO(data)).verify()
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise EtagError(f"{path} is not a readable PNG image: remove it, or repeat the run.") from error
-        found[task] = data
-    return found
+        images[task] = data
+    return images
 
 
 def task_files(folder: Path, ending: str) -> dict[int, Path]:

@@ -30,7 +30,7 @@ def member_table(
     names = [Cell(title) for title in titles or [member.title for member in members]]
     lines = zip(names, *(cells for _, cells in columns), strict=True)
     rows = [Row(line, is_e_variant(member.method)) for member, line in zip(members, lines, strict=True)]
-    heads = [Column(heading, number=False), *(column for column, _ in columns)]
+    heads = [Column(heading, is_numeric=False), *(column for column, _ in columns)]
     return Table(f"{kind}-{group.slug}", group.title, heads, rows, notes)
 
 
@@ -55,7 +55,7 @@ def results_table(group: RunGroup) -> Table:
     table = member_table("results", group, group.all, columns, _notes(group), titles=titles)
     kinds = [_kind(member) for member in group.all]
     pairs = zip(table.rows, kinds, [kinds[0], *kinds], strict=False)
-    return replace(table, rows=[replace(row, ruled=kind != before) for row, kind, before in pairs])
+    return replace(table, rows=[replace(row, line_above=kind != before) for row, kind, before in pairs])
 
 
 def _kind(member: MethodRuns) -> int:
@@ -91,7 +91,7 @@ def _notes(group: RunGroup) -> list[str]:
     if any(len(member.runs) > 1 for member in group.all):
         notes[0] += " ± is the sample standard deviation over seeds."
     if bounds := [member.title for member in group.all if member.is_bound]:
-        notes.append(f"References that are not ranked: {', '.join(bounds)}.")
+        notes.append(f"Bounds, which are not ranked: {', '.join(bounds)}.")
     if any(is_e_variant(member.method) for member in group.all):
         notes.append("Shaded: eXX is XX with embedding distillation.")
     if any(member.stores_images for member in group.all):
@@ -109,20 +109,20 @@ def _stands_for(group: RunGroup, column: str) -> str:
         return f"{group.title} has the data and split of the paper’s column {column}; {same}."
     data, _, tasks = column.rpartition("-")
     return (
-        f"{group.title} stands for the paper’s {tasks} tasks on {data}, a larger problem: rankings can be compared, "
+        f"{group.title} is a smaller version of the paper’s {tasks} tasks on {data}: rankings can be compared, "
         f"values cannot; {same}."
     )
 
 
 def _remarks(group: RunGroup) -> list[str]:
     """What runs say about themselves and every page must repeat, such as where frozen features come from."""
-    found = (
+    remarks = (
         f"{member.title}, {name}: {remark}."
         for member in group.all
         for run in member.runs
         for name, remark in run.metrics.remarks.items()
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(remarks))
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,13 @@ def ranking(group: RunGroup) -> Ranking | None:
 
 def agreement_table(rankings: Sequence[Ranking]) -> Table:
     """Kendall's tau-b, one row per group."""
-    columns = [Column("split", number=False), Column("paper’s column", number=False)]
+    columns = [Column("split", is_numeric=False), Column("paper’s column", is_numeric=False)]
     columns += [Column(name) for name in ("methods", "tau-b", "95 % from", "to")]
     rows = []
     for one in rankings:
-        found = one.agreement
-        numbers = [number_cell(value) for value in (found.tau, *(found.interval or (None, None)))]
-        rows.append(Row([Cell(one.group.title), Cell(one.column), number_cell(found.methods, 0), *numbers]))
+        agreed = one.agreement
+        numbers = [number_cell(value) for value in (agreed.tau, *(agreed.interval or (None, None)))]
+        rows.append(Row([Cell(one.group.title), Cell(one.column), number_cell(agreed.methods, 0), *numbers]))
     note = (
         "Kendall’s tau-b of A between our means and the paper’s, without bounds: 1 is the same order, 0 no relation, "
         f"−1 the reverse order. The interval comes from {RESAMPLES} resamples of the seeds within each method."
@@ -170,18 +170,18 @@ def paired_table(group: RunGroup, reference: MethodRuns) -> Table | None:
     """The reference's A minus that of each other member, over the seeds that both have; None without shared seeds."""
     pairs = [(m, paired(reference.percents(), m.percents())) for m in group.all if m is not reference]
     members = [member for member, one in pairs if one]
-    found = [one for _, one in pairs if one]
-    if not found:
+    differences = [one for _, one in pairs if one]
+    if not differences:
         return None
-    ends = [one.interval or (None, None) for one in found]
+    ends = [one.interval or (None, None) for one in differences]
     columns = [
         (
             Column(f"{reference.title}’s A minus its A (points)"),
-            [_signed(spread_cell(one.difference)) for one in found],
+            [_signed(spread_cell(one.difference)) for one in differences],
         ),
         (Column("95 % from"), [number_cell(low) for low, _ in ends]),
         (Column("to"), [number_cell(high) for _, high in ends]),
-        (Column("seeds"), [Cell(", ".join(map(str, one.seeds))) for one in found]),
+        (Column("seeds"), [Cell(", ".join(map(str, one.seeds))) for one in differences]),
     ]
     note = (
         "Differences of A_weighted seed by seed: mean ± standard deviation, and Student’s 95 % interval of the mean, "

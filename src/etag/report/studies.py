@@ -21,13 +21,13 @@ def ablation_table(group: RunGroup) -> Table | None:
     if not group.some(layout().ablations) or layout().main not in group.members:
         return None
     members = group.some(published().ablation)
-    found = [published().ablation[member.method] for member in members]
+    rows = [published().ablation[member.method] for member in members]
     columns: list[CellsOf] = [
-        (Column("GE", number=False), [Cell(one.GE) for one in found]),
-        (Column("KD", number=False), [Cell(one.KD) for one in found]),
-        (Column("SS", number=False), [Cell("yes" if one.SS else "no") for one in found]),
-        (Column("DB", number=False), [Cell("yes" if one.DB else "no") for one in found]),
-        *_beside_the_paper(members, [number_cell(one.A) for one in found]),
+        (Column("GE", is_numeric=False), [Cell(one.GE) for one in rows]),
+        (Column("KD", is_numeric=False), [Cell(one.KD) for one in rows]),
+        (Column("SS", is_numeric=False), [Cell("yes" if one.SS else "no") for one in rows]),
+        (Column("DB", is_numeric=False), [Cell("yes" if one.DB else "no") for one in rows]),
+        *_beside_the_paper(members, [number_cell(one.A) for one in rows]),
     ]
     note = (
         "GE, what is generated: samples (S), naive (N) or task-oriented (T) features. KD, distillation: naive (N) or "
@@ -52,8 +52,8 @@ def generative_table(group: RunGroup) -> Table | None:
     members = group.some(published().generative)
     if len(members) < 3:
         return None
-    found = [published().generative[member.method] for member in members]
-    columns = _beside_the_paper(members, [number_cell(one.A, deviation=one.A_std) for one in found])
+    rows = [published().generative[member.method] for member in members]
+    columns = _beside_the_paper(members, [number_cell(one.A, deviation=one.A_std) for one in rows])
     note = "The paper’s values are of CIFAR-100 in 10 equal tasks."
     return member_table("generative", group, members, columns, [note])
 
@@ -67,14 +67,14 @@ def _beside_the_paper(members: Sequence[MethodRuns], theirs: Sequence[Cell]) -> 
 def by_temperature(group: RunGroup) -> dict[float, MethodRuns]:
     """Runs of the paper's method by temperature, rising: its variants, and the method itself with its own value."""
     pattern = re.compile(rf"{re.escape(layout().temperature_runs)}(\d+(?:\.\d+)?)")
-    found = {float(m[1]): member for label, member in group.members.items() if (m := pattern.fullmatch(label))}
-    for main in group.some([layout().main]) if found else []:
+    by_tau = {float(m[1]): member for label, member in group.members.items() if (m := pattern.fullmatch(label))}
+    for main in group.some([layout().main]) if by_tau else []:
         value = yaml_files.parse(main.runs[0].config, str(main.runs[0].path / "config.yaml"))
         for key in layout().temperature_option.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, int | float):
-            found.setdefault(float(value), main)
-    return dict(sorted(found.items()))
+            by_tau.setdefault(float(value), main)
+    return dict(sorted(by_tau.items()))
 
 
 def time_table(group: RunGroup, reference: MethodRuns | None) -> Table:
@@ -91,9 +91,9 @@ def time_table(group: RunGroup, reference: MethodRuns | None) -> Table:
     columns = [(Column(name, "ours" if beside else ""), cells) for name, cells in ours.items()]
     note = "All tasks together, mean ± standard deviation over seeds. A share is of training and test together."
     if beside:
-        found = [times.get(label) for label in group.members]
-        columns.append((Column("train (s)", "the paper’s"), [number_cell(t.train if t else None) for t in found]))
-        columns.append((Column("test (s)", "the paper’s"), [number_cell(t.test if t else None) for t in found]))
+        theirs = [times.get(label) for label in group.members]
+        columns.append((Column("train (s)", "the paper’s"), [number_cell(t.train if t else None) for t in theirs]))
+        columns.append((Column("test (s)", "the paper’s"), [number_cell(t.test if t else None) for t in theirs]))
         note += f" {EQUAL_TASKS}"
     return member_table("time", group, group.all, [*columns, *seeds_columns(group.all)], [note])
 

@@ -84,7 +84,7 @@ def method_styles(methods: Sequence[str]) -> list[Style]:
 
 
 def _base(method: str, earlier: int) -> tuple[str, int]:
-    """What shares a color: a method and its e-variant, drawn for the first time or again."""
+    """The key of a color: the method without e, and how often it was drawn before."""
     return (method[1:] if is_e_variant(method) else method, earlier)
 
 

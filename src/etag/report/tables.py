@@ -48,7 +48,7 @@ class Column:
 
     name: str
     group: str = ""
-    number: bool = True
+    is_numeric: bool = True
     title: str = ""  # an explanation of the heading
 
 
@@ -58,7 +58,7 @@ class Row:
 
     cells: Sequence[Cell]
     shaded: bool = False
-    ruled: bool = False  # a line above
+    line_above: bool = False  # a line above
 
 
 EMPTY = Cell(MISSING)
@@ -112,7 +112,7 @@ class Table:
     def markdown(self) -> str:
         """A pipe table with the notes under it."""
         heads = [heading.translate(MARKDOWN) for heading in self._headings]
-        sides = ["---:" if column.number else ":---" for column in self.columns]
+        sides = ["---:" if column.is_numeric else ":---" for column in self.columns]
         rows = [[cell.marked("**{}**", "<u>{}</u>", MARKDOWN) for cell in row.cells] for row in self.rows]
         lines = [f"| {' | '.join(line)} |" for line in [heads, sides, *rows]]
         notes = [f"\n{note.translate(MARKDOWN)}" for note in self.notes]
@@ -120,14 +120,14 @@ class Table:
 
     def latex(self) -> str:
         """A `tabular` for booktabs and colortbl, without a float around it."""
-        sides = "".join("r" if column.number else "l" for column in self.columns)
+        sides = "".join("r" if column.is_numeric else "l" for column in self.columns)
         lines = [f"% {self.caption.translate(LATEX)}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
         if self.groups:
             spans = [rf"\multicolumn{{{span}}}{{c}}{{{name.translate(LATEX)}}}" for name, span in self.groups]
             lines.append(_latex_row(spans))
         lines += [_latex_row([column.name.translate(LATEX) for column in self.columns]), r"\midrule"]
         for row in self.rows:
-            lines += [r"\midrule"] * row.ruled + [r"\rowcolor[gray]{0.92}"] * row.shaded
+            lines += [r"\midrule"] * row.line_above + [r"\rowcolor[gray]{0.92}"] * row.shaded
             lines.append(_latex_row([cell.marked(r"\textbf{{{}}}", r"\underline{{{}}}", LATEX) for cell in row.cells]))
         lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note.translate(LATEX)}" for note in self.notes)]
         return "\n".join([*lines, ""])

@@ -12,4 +12,4 @@ def load(path: Path, options: DataOptions) -> Dataset:
     """List the files; 100 random classes, images of 256 x 256 pixels, crops of 224 (paper: Experiments, Datasets)."""
     train, test = parts(path)
     images = as_images(train, options.workers), as_images(test, options.workers)
-    return Dataset(*images, tuple(train), size=224, mean=MEAN, std=STD, margin=256 / 224, used=100)
+    return Dataset(*images, tuple(train), size=224, mean=MEAN, std=STD, stored_ratio=256 / 224, default_classes=100)

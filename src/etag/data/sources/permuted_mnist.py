@@ -31,9 +31,9 @@ def load(folder: Path, options: DataOptions) -> Dataset:
         train=_permuted(cast(MemoryImages, plain.train), orders, options.train_per_class),
         test=_permuted(cast(MemoryImages, plain.test), orders, options.test_per_class),
         classes=tuple(f"{digit} in order {number}" for number in range(len(orders)) for digit in plain.classes),
-        crop=False,
+        augment=False,
         ordered=True,
-        shared=plain.classes if options.domains else None,
+        domain_classes=plain.classes if options.domains else None,
     )
 
 

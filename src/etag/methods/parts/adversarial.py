@@ -33,7 +33,9 @@ class AdversarialOptions(NetworkOptions):
     last_task: bool = Field(False, description="train the generator after the last task too")
     critic_steps: PositiveInt = Field(5, description="steps of the critic per step of the generator")
     penalty: NonNegativeFloat = Field(10.0, description="weight of the gradient penalty")
-    match_factor: NonNegativeFloat = Field(1e-3, description="factor on lambda_vae: similarity to the old generator")
+    match_factor: NonNegativeFloat = Field(
+        1e-3, description="multiplies lambda_vae, which keeps it close to the old generator"
+    )
 
     def create(
         self,
@@ -58,7 +60,7 @@ class AdversarialGenerator(NetworkGenerator[AdversarialOptions, ConditionalWGAN]
         """The critic at every step, the generator at every few."""
         critic = ParameterGroup(list(self.network.critic.parameters()), "critic")
         generator = list(self.network.generator.parameters())
-        return critic, ParameterGroup(generator, "generator", every=self.options.critic_steps)
+        return critic, ParameterGroup(generator, "generator", interval=self.options.critic_steps)
 
 
 class AdversarialObjective(nn.Module):
@@ -92,7 +94,7 @@ class AdversarialObjective(nn.Module):
 
     def _distance_to_old(self, batch: Batch) -> Tensor:
         """Squared distance of the features that the old and the new generator give for the same codes of old classes,
-        summed over the global batch; processes average their losses, hence the factor."""
+        summed over the global batch; DDP averages over processes, hence the factor."""
         labels = batch.draws.integers("old labels", 0, self._task.num_old, batch.total)
         codes = batch.draws.normal("old codes", batch.total, self.gan.latent)
         with torch.no_grad():

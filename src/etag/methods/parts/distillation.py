@@ -80,7 +80,7 @@ def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, wei
             return gradient_activation_map(maps, logits, create_graph=True)
         with torch.enable_grad():
             maps = maps.detach().requires_grad_()
-            logits = network.classify(maps, stage).gather(1, top[:, None])
+            logits = network.logits_from_stage(maps, stage).gather(1, top[:, None])
             return gradient_activation_map(maps, logits, create_graph=False).detach()
 
     def compute(step: StepData) -> Tensor:

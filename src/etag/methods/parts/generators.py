@@ -1,4 +1,4 @@
-"""Generators of old features: their common interface and options.
+"""Generators of features of old classes: their common interface and options.
 
 `generator.kind` chooses one: the paper's conditional VAE, GFR's Wasserstein GAN, or class means.
 """
@@ -26,7 +26,7 @@ from etag.models.initial import build
 from etag.models.solver import Frozen
 from etag.models.wgan import ConditionalWGAN
 
-NormalSampler = Callable[[str, int], Tensor]  # standard normal draws for a purpose, with so many columns
+NormalSampler = Callable[[str, int], Tensor]  # (purpose, columns) -> standard normal draws
 
 
 class GeneratorTrainOptions(TrainOptions):
@@ -61,11 +61,11 @@ class FeatureGenerator(ABC):
 
     @abstractmethod
     def add_classes(self, classes: int, stream: Stream) -> None:
-        """Make room for new classes."""
+        """Add rows for new classes."""
 
     def remove_class(self, label: int) -> None:  # noqa: ARG002
         """Forget a class; the labels after it move down by one."""
-        raise EtagError(f"a generator of this kind ({type(self).__name__}) cannot forget a class: choose kind=cvae.")
+        raise EtagError("a generator of this kind cannot forget a class: choose kind=cvae.")
 
     @abstractmethod
     def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
@@ -84,9 +84,7 @@ class FeatureGenerator(ABC):
     @property
     def update_training(self) -> TrainOptions:
         """How head and generator are trained on more images of known classes; an error where they cannot be."""
-        raise EtagError(
-            f"a generator of this kind ({type(self).__name__}) cannot learn more of known classes: choose kind=cvae."
-        )
+        raise EtagError("a generator of this kind cannot learn more images of known classes: choose kind=cvae.")
 
     @property
     def trains_after_last_task(self) -> bool:
@@ -94,7 +92,7 @@ class FeatureGenerator(ABC):
         return True
 
     def trains_after(self, task: Task, classes: int) -> bool:
-        """Whether it learns after this task, where the scenario has so many classes in all."""
+        """Whether it learns after this task of a scenario with `classes` classes in all."""
         return self.trains_after_last_task or task.num_seen < classes
 
 
@@ -160,7 +158,7 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
 
     @property
     def trains_after_last_task(self) -> bool:
-        """As the options say."""
+        """The option `last_task`."""
         return self.options.last_task
 
 

@@ -13,7 +13,7 @@ from etag.models.heads import LinearHead
 
 
 class HeadObjective(nn.Module):
-    """Cross-entropy of the head on real features and on generated features of old classes, as many of each."""
+    """Cross-entropy of the head on real features and on equally many generated features of old classes."""
 
     def __init__(self, head: LinearHead, generator: FeatureGenerator, task: Task, replay_weight: float) -> None:
         super().__init__()

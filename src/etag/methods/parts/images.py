@@ -14,7 +14,9 @@ from etag.data.preprocess import Preprocess
 from etag.losses.classification import cross_entropy
 from etag.models.solver import Solver
 
-Replay = Callable[[Batch], tuple[Tensor, Tensor]]  # labels and inputs of generated old examples, as many as the batch
+Replay = Callable[
+    [Batch], tuple[Tensor, Tensor]
+]  # labels and inputs of as many generated old examples as the batch has
 
 
 class Pixels(nn.Module):

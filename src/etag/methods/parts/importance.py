@@ -19,8 +19,8 @@ from etag.models.solver import Solver, Teacher
 
 CHUNK = 16  # images whose own gradients are held in memory at a time
 
-# of logits, labels and uniform draws: one number per image, whose gradient measures importance
-Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
+# (logits, labels, uniform draws) -> one number per image, whose gradient measures importance
+ImportanceScore = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class ImportanceOptions(Options):
@@ -37,14 +37,14 @@ class Importance(StoredTensors):
 
     values: Tensor
 
-    def __init__(self, options: ImportanceOptions, power: Literal[1, 2], measure: Measure) -> None:
+    def __init__(self, options: ImportanceOptions, power: Literal[1, 2], score: ImportanceScore) -> None:
         super().__init__()
-        self.options, self._power, self._measure = options, power, measure
+        self.options, self._power, self._score = options, power, score
         self.store(values=torch.empty(0))
 
-    def measure(self, task: Task, solver: Solver, batches: Callable[[ImageSet], Batches]) -> Plan:
+    def measure_task(self, task: Task, solver: Solver, batches: Callable[[ImageSet], Batches]) -> Plan:
         """Sum up absolute or squared gradients over the task's images, and add them to the importances."""
-        module = _Gradients(solver, self._measure, self._power, self.options.gradients)
+        module = _Gradients(solver, self._score, self._power, self.options.gradients)
         sums = yield DataPass("importance", module, batches(task.train), reduce="sum", gradients=True)
         self.add_task(task, sums)
 
@@ -72,9 +72,9 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 class _Gradients(nn.Module):
     """Sums of gradients, absolute (power 1) or squared (power 2), over the images of a batch."""
 
-    def __init__(self, solver: Solver, measure: Measure, power: int, kind: Literal["sample", "batch"]) -> None:
+    def __init__(self, solver: Solver, score: ImportanceScore, power: int, kind: Literal["sample", "batch"]) -> None:
         super().__init__()
-        self.solver, self._measure, self._power, self._kind = solver, measure, power, kind
+        self.solver, self._score, self._power, self._kind = solver, score, power, kind
 
     def forward(self, batch: Batch) -> Terms:
         # in full precision: squares of small gradients would vanish
@@ -89,7 +89,7 @@ class _Gradients(nn.Module):
         def measured(weights: dict[str, Tensor], images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
             replaced = {f"backbone.{name}": weight for name, weight in weights.items()}
             outputs = functional_call(self.solver, replaced, (images, Need.LOGITS))
-            return self._measure(require(outputs.logits), labels, uniform).mean()
+            return self._score(require(outputs.logits), labels, uniform).mean()
 
         def of_one(weights: dict[str, Tensor], *row: Tensor) -> Tensor:
             return measured(weights, *(value[None] for value in row))
@@ -107,20 +107,20 @@ class _Gradients(nn.Module):
         return {"importance": flat(sums), "images": count}
 
 
-def log_likelihood(labels_from: Literal["argmax", "true", "multinomial"]) -> Measure:
+def log_likelihood(labels_from: Literal["argmax", "true", "multinomial"]) -> ImportanceScore:
     """EWC: minus the log-likelihood of a label, which is the likeliest, the true one, or drawn from the outputs."""
 
-    def measure(logits: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
+    def score(logits: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
         if labels_from == "argmax":
             labels = logits.detach().argmax(1)
         elif labels_from == "multinomial":  # the class at which the cumulative probability passes the draw
             labels = (logits.detach().softmax(1).cumsum(1) < uniform[:, None]).sum(1).clamp(max=logits.shape[1] - 1)
         return functional.cross_entropy(logits, labels, reduction="none")
 
-    return measure
+    return score
 
 
 def output_norm(logits: Tensor, _: Tensor, __: Tensor) -> Tensor:
-    """MAS: the length of the vector of all logits."""
+    """MAS: the L2 norm of all logits (not squared)."""
     norms: Tensor = torch.linalg.vector_norm(logits, dim=1)
     return norms

@@ -12,10 +12,10 @@ from etag.models.heads import CosineHead, LinearHead
 
 def imprint(head: LinearHead, task: Task, features_pass: DataPass, stream: Stream) -> Plan:
     """Set the last block of a cosine or proxy head to the directions of the task's features, class by class."""
-    found = yield features_pass
+    result = yield features_pass
     assert isinstance(head, CosineHead)
     seed = int(torch.randint(2**31, (1,), generator=stream.torch_generator("k-means")))
-    classes = (found["features"][found["labels"] == label] for label in range(task.num_old, task.num_seen))
+    classes = (result["features"][result["labels"] == label] for label in range(task.num_old, task.num_seen))
     head.imprint(torch.cat([centers(features, head.proxies, seed) for features in classes]))
 
 
@@ -28,5 +28,5 @@ def centers(features: Tensor, count: int, seed: int) -> Tensor:
         return directions.repeat(-(-count // len(directions)), 1)[:count]
     from sklearn.cluster import KMeans  # takes long to import
 
-    found = KMeans(count, n_init=1, random_state=seed).fit(directions.double().cpu().numpy())
-    return torch.from_numpy(found.cluster_centers_).to(features)
+    clusters = KMeans(count, n_init=1, random_state=seed).fit(directions.double().cpu().numpy())
+    return torch.from_numpy(clusters.cluster_centers_).to(features)

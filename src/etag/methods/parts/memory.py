@@ -22,7 +22,7 @@ class ExemplarOptions(Options):
 
     @field_validator("per_class", "total", mode="before")
     @classmethod
-    def _some(cls, value: Any) -> Any:
+    def _reject_zero(cls, value: Any) -> Any:
         if value == 0:
             raise ValueError(
                 "this method needs exemplars: store at least one per class, or choose a method without them"
@@ -51,7 +51,7 @@ class ExemplarMemory(StoredTensors):
         return concat_images(images, self.images) if len(self.labels) else images
 
     def images_per_class(self, classes: int) -> int:
-        """Images stored per class when there are so many classes."""
+        """Images stored per class when there are `classes` classes."""
         total = self.options.total
         return self.options.per_class if total is None else total // classes
 
@@ -67,12 +67,12 @@ class ExemplarMemory(StoredTensors):
             else:
                 chosen.append(rows[torch.randperm(len(rows), generator=generator)[:count]])
         rows = torch.cat(chosen)
-        (pixels,) = task.train.batches([rows])
-        fit = first_rows_per_class(self.labels.cpu(), count)
+        (pixels,) = task.train.read([rows])
+        kept = first_rows_per_class(self.labels.cpu(), count)
         device = self.labels.device
-        old = self.pixels[fit] if len(self.labels) else pixels[:0].to(device)
+        old = self.pixels[kept] if len(self.labels) else pixels[:0].to(device)
         self.store(
-            pixels=torch.cat([old, pixels.to(device)]), labels=torch.cat([self.labels[fit], labels[rows].to(device)])
+            pixels=torch.cat([old, pixels.to(device)]), labels=torch.cat([self.labels[kept], labels[rows].to(device)])
         )
 
 

@@ -56,14 +56,15 @@ class SolverObjective(nn.Module):
             return Views(batch.inputs, len(batch.inputs))
         if self._views_per_image is None and self._image_share == 1:
             return self._transforms.all_views(batch.inputs, batch.labels)
-        places, number = batch.draws.order("views", batch.total), self._views_per_image or self._transforms.count
-        # equally many in every process, so that the mean over processes is the mean over all
-        of = places.argsort()[: max(1, round(self._image_share * len(places)))].sort().values
-        return self._transforms.selected_views(
-            batch.inputs, batch.labels, self._transforms.choose(places[of], number), of
-        )
+        views_per_image = self._views_per_image or self._transforms.count
+        ranks = batch.draws.ranks("views", batch.total)
+        # the images of the lowest ranks; equally many in every process, so that the mean over processes is that of all
+        image_rows = ranks.argsort()[: max(1, round(self._image_share * len(ranks)))].sort().values
+        chosen = self._transforms.choose(ranks[image_rows], views_per_image)
+        return self._transforms.selected_views(batch.inputs, batch.labels, chosen, image_rows)
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest images that BatchNorm can train on: at least two rows must pass together."""
+        """The fewest images that BatchNorm can train on: each group of rows that passes together must have two or more.
+        Four images whose views are drawn have two other views than themselves, with one view each."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)

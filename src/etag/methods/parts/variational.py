@@ -78,7 +78,7 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
 
     @property
     def update_training(self) -> TrainOptions:
-        """As the generator is trained."""
+        """The generator's own training options."""
         return self.options.train
 
     @torch.no_grad()
@@ -89,6 +89,7 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
             for name in ("posterior", "prior")
         ]
         mean, log_variance = self.network.encode(features, labels)
+        # the spread comes from reconstructions, the mean from samples, which is what will be generated
         error = features - self.network.decode(reparameterize(mean, log_variance, codes[0]), labels)
         offset = features - self.network.decode(codes[1], labels)
         rows = [labels == label for label in range(task.num_old, task.num_seen)]
@@ -144,7 +145,8 @@ class VariationalObjective(nn.Module):
         return dict(zip(codes, torch.split(self.vae.decode(latent, labels), rows), strict=True))
 
     def _match(self, decoded: Tensor, codes: Tensor, labels: Tensor, processes: float) -> Tensor:
-        """Eq. (7). The release sums over the global batch; processes average their losses, hence `shares`."""
+        """Eq. (7). The release sums over the global batch; DDP averages over processes, hence the factor
+        `processes`."""
         with torch.no_grad():
             target = require(self.old).network.decode(codes, labels)
         factor = self._fidelity.match_factor
