@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from etag.core.random import Stream
-from etag.losses.regularization import quadratic_penalty
+from etag.losses.distillation import quadratic_penalty
 
 
 def numbers(count, key="a"):

@@ -51,8 +51,6 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.method, self.size, self.width, self.steps = method, size, width, steps
         self.weights, self.seed, self.settings, self.verbose = weights, seed, settings, verbose
 
-    # -- learning -------------------------------------------------------------------------------------------------
-
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from scratch; what was learned before is discarded."""
         self._home = tempfile.TemporaryDirectory(prefix="etag-")
@@ -115,12 +113,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         given |= {"data.size": self.size or side, "model.width": self.width}
         values = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
         if known is None:
-            about, config = first_lesson(images, values | {"model.width": self.width or 16})
+            about, config = first_lesson(images, {"model.width": 16} | values)
             gray = replace(about.preprocess, mean=(0.5,), std=(0.25,))
             return (about if channels == 3 else replace(about, channels=1, preprocess=gray)), config
         return next_lesson(known, images, {key: value for key, value in values.items() if key.startswith("train.")})
-
-    # -- predicting -----------------------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Calibrated probabilities: one row per image, one column for each of `classes_`."""
@@ -153,8 +149,6 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             y = [name for name, files in list_classes(Path(X), fewest=1).items() for _ in files]
         accuracy: float = super().score(X, y, sample_weight)
         return accuracy
-
-    # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write a model directory, which `etag predict` and `etag learn` accept too."""
@@ -189,18 +183,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         files = state.pop("_files", None)
         self.__dict__.update(state)
         if files is not None:
-            self._restore(lambda home: _write_files(home, files))
+
+            def fill(home: Path) -> None:
+                for name, data in files.items():
+                    (home / name).parent.mkdir(parents=True, exist_ok=True)
+                    (home / name).write_bytes(data)
+
+            self._restore(fill)
 
 
 def _check_channels(pixels: Tensor, about: ModelInfo) -> None:
     if pixels.shape[1] != about.channels:
         raise EtagError(f"these images have {pixels.shape[1]} channels, but the model was trained on {about.channels}.")
-
-
-def _write_files(home: Path, files: dict[str, bytes]) -> None:
-    for name, data in files.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_bytes(data)
 
 
 def as_pixels(X: Any) -> Tensor:

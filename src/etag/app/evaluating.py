@@ -60,7 +60,10 @@ def evaluate_folder(
         auroc=None if unknown is None else unknown_auroc(probability, _unknown(classifier, about, unknown, workers)),
     )
     if picture is not None:
-        _draw(evaluation, about, picture)
+        from etag.report.figures import confusion_heatmap
+        from etag.report.page import write_figure
+
+        write_figure(confusion_heatmap(evaluation.confusion, list(map(str, about.classes)), about.task_sizes), picture)
     return evaluation
 
 
@@ -79,10 +82,3 @@ def _unknown(classifier: Classifier, about: ModelInfo, folder: Path, workers: in
     if not files:
         raise EtagError(f"there are no images in '{folder}'.")
     return _all(classifier, about, unlabeled_images(files, about, workers))
-
-
-def _draw(evaluation: FolderEvaluation, about: ModelInfo, out: Path) -> None:
-    from etag.report.figures import confusion_heatmap
-    from etag.report.page import write_figure
-
-    write_figure(confusion_heatmap(evaluation.confusion, list(map(str, about.classes)), about.task_sizes), out)

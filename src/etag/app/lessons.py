@@ -61,7 +61,8 @@ def learn_folder(
 ) -> LessonResult | None:
     """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing."""
     directory = ModelDirectory(model)
-    _check_finished(model)
+    if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
+        raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
     with directory.locked():
         about = check_can_learn(directory) if directory.exists() else None
         if update and about is None:
@@ -69,9 +70,8 @@ def learn_folder(
         listing = lesson_files(folder, about.classes if about else (), update)
         files = [file for files in listing.values() for file in files]
         if about is None:
-            about, config = first_lesson(
-                len(files), default_settings.for_images(files, given.get("model.weights")) | given, settings
-            )
+            defaults = default_settings.for_images(files, given.get("model.weights"))
+            about, config = first_lesson(len(files), defaults | given, settings)
         else:
             about, config = next_lesson(about, len(files), given, settings)
         images = lesson_images(listing, about, config.data.memory, config.data.workers, update)
@@ -92,12 +92,6 @@ def check_can_learn(directory: ModelDirectory) -> ModelInfo:
             "(last_task=false)."
         )
     return replace(about, expected_classes=None)
-
-
-def _check_finished(model: Path) -> None:
-    """Raise an error if the directory belongs to a run that is not finished, whether or not it has a version yet."""
-    if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
-        raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
 
 
 def first_lesson(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[ModelInfo, RunConfig]:
@@ -131,6 +125,8 @@ def _check_method(config: LearnerConfig) -> None:
         )
     if config.method.head.growth == "fixed":
         raise EtagError("method.head.growth=fixed needs to know how many classes will come: choose growing.")
+    if (fidelity := getattr(config.method, "fidelity", None)) is not None and fidelity.aux_classes == "all":
+        raise EtagError("method.fidelity.aux_classes=all needs to know how many classes will come: choose base.")
 
 
 def _with_default_length(images: int, given: dict[str, Any], settings: Sequence[str]) -> RunConfig:
@@ -152,7 +148,7 @@ def learn(
     directory: ModelDirectory,
     about: ModelInfo,
     images: LessonImages,
-    runtime: RuntimeOptions,
+    options: RuntimeOptions,
     *,
     verbose: bool = True,
     stop: Stop | None = None,
@@ -160,35 +156,30 @@ def learn(
     """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock. An
     interrupted lesson is resumed if its images are the same."""
     results: list[LessonResult] = []
-    launch(runtime, _lesson, directory, about, images, runtime, verbose, stop, results)
-    return results[0]
-
-
-def _lesson(
-    runtime: Runtime,
-    directory: ModelDirectory,
-    about: ModelInfo,
-    images: LessonImages,
-    options: RuntimeOptions,
-    verbose: bool,
-    stop: Stop | None,
-    results: list[LessonResult],
-) -> None:
-    console = Console(quiet=not (verbose and runtime.leader), highlight=False)
-    print_line, stop = partial(console.print, markup=False, soft_wrap=True), stop or Stop(runtime.max_over_processes)
-    method, task = _method_and_task(runtime, directory, about, images, print_line)
     plan = LearnOptions(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
-    callbacks: list[Callback] = []
-    if runtime.leader:
-        bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
-        callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
-    with closing_all(callbacks), stop.on_signals(print_line):
-        learner = Learner(method, runtime, directory, about, callbacks, stop=stop, print_line=print_line)
-        evaluation = learner.learn(task, plan)
-    assert learner.calibration is not None
-    rows = {name: evaluation.confusion[learner.about.classes.index(name)] for name in images.names}
-    per_class = {name: row[learner.about.classes.index(name)] / max(1, sum(row)) for name, row in rows.items()}
-    results.append(LessonResult(per_class, learner.calibration, learner.about.history[-1], learner.about))
+
+    def work(runtime: Runtime) -> None:
+        console = Console(quiet=not (verbose and runtime.leader), highlight=False)
+        print_line, on_stop = (
+            partial(console.print, markup=False, soft_wrap=True),
+            stop or Stop(runtime.max_over_processes),
+        )
+        method, task = _method_and_task(runtime, directory, about, images, print_line)
+        callbacks: list[Callback] = []
+        if runtime.leader:
+            bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
+            callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
+        with closing_all(callbacks), on_stop.on_signals(print_line):
+            learner = Learner(method, runtime, directory, about, callbacks, stop=on_stop, print_line=print_line)
+            evaluation = learner.learn(task, plan)
+        after = learner.about
+        assert learner.calibration is not None
+        rows = {name: evaluation.confusion[after.classes.index(name)] for name in images.names}
+        per_class = {name: row[after.classes.index(name)] / max(1, sum(row)) for name, row in rows.items()}
+        results.append(LessonResult(per_class, learner.calibration, after.history[-1], after))
+
+    launch(options, work)
+    return results[0]
 
 
 def _method_and_task(
@@ -280,11 +271,7 @@ def forget_class(model: Path, name: Name) -> ModelInfo:
     """Remove a class: its rows in head, auxiliaries and generator are deleted, and so are older versions."""
     directory = ModelDirectory(model)
     with directory.locked():
-        if directory.pinned_versions:
-            raise EtagError(
-                f"'{model}' holds the result of a run, which is never altered: learn the classes with `etag learn` "
-                "to have a model that can forget."
-            )
+        directory.check_no_run()
         method, about = directory.load_method()
         if name not in about.classes:
             raise EtagError(f"'{model}' knows no class '{name}': it knows {', '.join(map(str, about.classes))}.")

@@ -52,15 +52,14 @@ def predict_files(
     image whose likeliest class is less probable than the model's threshold gets no class."""
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
-    for batch, (rows, pixels, complaints) in zip(batches, images.decode_batches(batches), strict=True):
+    for batch, (rows, pixels, unreadable) in zip(batches, images.decode_batches(batches), strict=True):
         by_row = dict(zip(rows.tolist(), probabilities(classifier, about, pixels), strict=True))
-        reasons = iter(complaints)
-        for row in batch.tolist():
-            yield (
-                _prediction(files[row], by_row[row], about, top, reject)
-                if row in by_row
-                else _failed(next(reasons), files[row])
-            )
+        errors = iter(unreadable)  # "file (reason)" for each row that could not be read
+        for row, path in ((row, files[row]) for row in batch.tolist()):
+            if row in by_row:
+                yield _prediction(path, by_row[row], about, top, reject)
+            else:
+                yield Prediction(path, error=next(errors).removeprefix(f"{path} (").removesuffix(")"))
 
 
 def _prediction(path: str, probability: Tensor, about: ModelInfo, top: int, reject: bool) -> Prediction:
@@ -68,7 +67,3 @@ def _prediction(path: str, probability: Tensor, about: ModelInfo, top: int, reje
     if reject and best.values[0] < about.threshold:
         return Prediction(path)
     return Prediction(path, tuple(about.classes[place] for place in best.indices.tolist()), tuple(best.values.tolist()))
-
-
-def _failed(unreadable_error: str, path: str) -> Prediction:
-    return Prediction(path, error=unreadable_error.removeprefix(f"{path} (").removesuffix(")"))

@@ -13,19 +13,14 @@ SIDES = (32, 64, 128)  # pixels that images are scaled to on a CPU; on a GPU, or
 
 
 def for_images(files: Sequence[str], weights: str | None = None) -> dict[str, Any]:
-    """What a model starts with: the side of the images and the width of the network."""
-    has_gpu = torch.cuda.is_available()
-    side = _side(files, large=has_gpu or weights is not None)
-    return {"data.size": side, "model.width": None if has_gpu or weights is not None else 16}
+    """What a model starts with: the side of its images, at most their median side, and the width of the network."""
+    large = torch.cuda.is_available() or weights is not None
+    median = statistics.median(map(min, image_sizes(files[:: max(1, len(files) // INSPECTED)])))
+    side = max([side for side in (*SIDES, *((224,) if large else ())) if side <= median], default=SIDES[0])
+    return {"data.size": side, "model.width": None if large else 16}
 
 
 def for_lesson(images: int, batch_size: int) -> dict[str, Any]:
     """How long to train, by the number of images."""
     epoch = max(1, images // batch_size)
     return {"train.steps": max(600, 6 * epoch), "train.base.steps": max(1000, 10 * epoch)}
-
-
-def _side(files: Sequence[str], large: bool) -> int:
-    """The largest of `SIDES` that does not exceed the median side of the images."""
-    median = statistics.median(map(min, image_sizes(files[:: max(1, len(files) // INSPECTED)])))
-    return max([side for side in (*SIDES, *((224,) if large else ())) if side <= median], default=SIDES[0])

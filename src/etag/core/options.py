@@ -20,15 +20,11 @@ def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     """Return `lower` updated by `upper`; mappings are merged recursively, unless `upper` sets another `kind`."""
     merged = dict(lower)
     for key, value in upper.items():
-        merged[key] = merge(merged[key], value) if _mergeable(merged.get(key), value) else value
+        before = merged.get(key)
+        both = isinstance(before, dict) and isinstance(value, dict)
+        same_kind = both and ("kind" not in value or value["kind"] == before.get("kind"))
+        merged[key] = merge(before, value) if same_kind else value
     return merged
-
-
-def _mergeable(lower: Any, upper: Any) -> bool:
-    """Return whether both are mappings of the same `kind`; an upper one without a kind takes over the lower one's."""
-    if not (isinstance(lower, dict) and isinstance(upper, dict)):
-        return False
-    return "kind" not in upper or upper["kind"] == lower.get("kind")
 
 
 def dotted(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

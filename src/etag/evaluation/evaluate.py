@@ -6,15 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from etag.core.evaluation import Evaluation
-from etag.core.random import Placement, Stream
-from etag.core.scenario import ImageSet, Task
-from etag.core.work import Batch, DataPass
-from etag.data.batches import ImageBatches
-from etag.data.preprocess import Preprocess
+from etag.core.scenario import Task
+from etag.core.work import Batch, Batches, DataPass
 from etag.models.classifier import Classifier
-from etag.models.solver import FeatureCollector
-
-BATCH = 512
 
 
 class _Predictions(nn.Module):
@@ -35,26 +29,10 @@ class _Predictions(nn.Module):
 
 
 def predictions_pass(
-    images: ImageSet,
-    classifier: Classifier,
-    task_sizes: Sequence[int],
-    preprocess: Preprocess,
-    placement: Placement,
-    scores: bool = False,
+    batches: Batches, classifier: Classifier, task_sizes: Sequence[int], scores: bool = False
 ) -> DataPass:
     """The pass whose result `evaluate` reads; with `scores` it also returns the log-probabilities of each image."""
-    module = _Predictions(classifier, task_sizes, scores)
-    return DataPass("evaluation", module, _test_batches(images, preprocess, placement))
-
-
-def features_pass(images: ImageSet, classifier: Classifier, preprocess: Preprocess, placement: Placement) -> DataPass:
-    """A pass that collects the features of test images."""
-    return DataPass("features", FeatureCollector(classifier.backbone), _test_batches(images, preprocess, placement))
-
-
-def _test_batches(images: ImageSet, preprocess: Preprocess, placement: Placement) -> ImageBatches:
-    stream = Stream.root(0)  # nothing is drawn
-    return ImageBatches(images, preprocess, BATCH, stream, placement, augment=False, shuffle=False)
+    return DataPass("evaluation", _Predictions(classifier, task_sizes, scores), batches)
 
 
 def evaluate(predictions: dict[str, Tensor], tasks: Sequence[Task]) -> Evaluation:

@@ -100,16 +100,12 @@ def seconds_of_task(runtime: Runtime, method: AnyMethod, task: Task, update: int
 
 def _costs(runtime: Runtime, method: AnyMethod, task: Task, update: int | None = None) -> list[_Cost]:
     """Measure each phase and pass on a few of the task's images."""
-    some = _some_images(task, BATCHES * method.context.train.for_task(task.index).batch_size)
+    count = min(BATCHES * method.context.train.for_task(task.index).batch_size, len(task.train))
+    rows = torch.linspace(0, len(task.train) - 1, count).long()  # evenly spread, so that all classes occur
+    some = replace(task, train=task.train.select(rows))
     stopwatch = _Stopwatch(runtime, len(some.train))
     Learner(method, runtime, engine=stopwatch).train(some, update_number=update)
     return stopwatch.costs
-
-
-def _some_images(task: Task, images: int) -> Task:
-    """The task with `images` of its images, evenly spread, so that all its classes occur."""
-    rows = torch.linspace(0, len(task.train) - 1, min(images, len(task.train))).long()
-    return replace(task, train=task.train.select(rows))
 
 
 class _Stopwatch(Engine):

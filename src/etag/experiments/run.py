@@ -22,7 +22,6 @@ from etag.data.rows import pick_rows
 from etag.data.scenario import build_scenario
 from etag.engine.progress import ProgressBars, StepLog
 from etag.engine.runtime import Runtime, launch
-from etag.evaluation.evaluate import features_pass
 from etag.evaluation.metrics import accuracy_after_each_task, summary
 from etag.experiments.config import RunConfig
 from etag.experiments.run_directory import RunDirectory
@@ -148,10 +147,7 @@ def _save_artifacts(
         first, *others = (known.test for known in scenario.tasks[: task.index + 1])
         images_so_far = first.join(others)
         some = images_so_far.select(pick_rows(images_so_far.labels, SAVED_FEATURES))
-        context = method.context
-        result = learner.engine.run_pass(
-            features_pass(some, method.classifier(), context.preprocess, context.placement)
-        )
+        result = learner.engine.run_pass(method.features_pass("features", some))
         if leader:
             directory.save_features(task.index, result["features"], result["labels"])
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from etag.core.errors import Diverged
 from etag.core.files import checksum, write_atomically
+from etag.core.options import RuntimeOptions
 from etag.learner.stopping import Stop
 from etag.learner.tensors import UNREADABLE, TensorFiles
 from etag.methods.base import AnyMethod
@@ -30,16 +31,14 @@ class TaskCheckpointer:
         folder: Path,
         method: AnyMethod,
         task: int,
-        *,
-        seconds: float,
-        steps: int | None,
+        options: RuntimeOptions,
         is_writer: bool,
         stop: Stop,
         print_line: Callable[[str], None],
     ) -> None:
         self._folder, self._method, self._task = folder, method, task
         self._files = TensorFiles(folder)
-        self._every_seconds, self._every_steps = seconds, steps
+        self._every_seconds, self._every_steps = options.checkpoint_seconds, options.checkpoint_steps
         self._is_writer, self._stop, self._print_line = is_writer, stop, print_line
         manifest = self._newest()
         self._resumed: dict[str, Any] | None = manifest

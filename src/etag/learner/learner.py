@@ -50,8 +50,6 @@ class Learner:
         self.about = about or ModelInfo({}, method.context.preprocess, method.context.channels)
         self.calibration: Calibration | None = None  # of the last lesson that was calibrated
 
-    # -- one task --------------------------------------------------------------------------------------------------
-
     def learn(self, task: Task, options: "LearnOptions") -> Evaluation:
         """Learn a task and save the model; returns its evaluation. An interrupted task is resumed."""
         start, checkpointer = time.perf_counter(), self.open_checkpoints(task, options)
@@ -97,15 +95,9 @@ class Learner:
         if self.runtime.leader:
             self.directory.begin_unfinished([self.about.config, task.index, options.fingerprint])
         self.runtime.fabric.barrier()  # the folder is ready
+        folder, leader = self.directory.unfinished / "checkpoints", self.runtime.leader
         checkpointer = TaskCheckpointer(
-            self.directory.unfinished / "checkpoints",
-            self.method,
-            task.index,
-            seconds=options.runtime.checkpoint_seconds,
-            steps=options.runtime.checkpoint_steps,
-            is_writer=self.runtime.leader,
-            stop=self.stop,
-            print_line=self._print_line,
+            folder, self.method, task.index, options.runtime, leader, self.stop, self._print_line
         )
         self.runtime.fabric.barrier()  # everybody has read it
         if checkpointer.resumed_at:
@@ -114,19 +106,11 @@ class Learner:
 
     def _evaluate(self, task: Task, options: "LearnOptions") -> tuple[Evaluation, float]:
         """Evaluate on the test images of the lesson's tasks, and calibrate if the lesson asks for it."""
-        start, context = time.perf_counter(), self.method.context
-        tasks = options.evaluated or (task,)
+        start, tasks = time.perf_counter(), options.evaluated or (task,)
         first, *others = (each.test for each in tasks)
-        predictions = self.engine.run_pass(
-            predictions_pass(
-                first.join(others),
-                self.method.classifier(),
-                self.method.task_sizes,
-                context.preprocess,
-                context.placement,
-                scores=options.calibrate,
-            )
-        )
+        batches = self.method.pass_batches("evaluation", first.join(others))
+        classifier, sizes = self.method.classifier(), self.method.task_sizes
+        predictions = self.engine.run_pass(predictions_pass(batches, classifier, sizes, options.calibrate))
         evaluation = evaluate(predictions, tasks)
         if options.calibrate:
             self.calibration = calibrate(self.method, predictions["scores"], predictions["label"], task.num_old)

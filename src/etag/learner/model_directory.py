@@ -175,14 +175,21 @@ class ModelDirectory:
         return sorted(int(path.name) for path in self._versions.iterdir() if path.name.isdecimal())
 
     @property
-    def pinned_versions(self) -> list[int]:
-        """The versions that are never removed."""
-        return [number for number in self.versions if self._content(number)["pinned"]]
+    def _is_run(self) -> bool:
+        return (self.path / "metrics.json").is_file()
+
+    def check_no_run(self) -> None:
+        """Raise an error if it is the directory of a finished run, whose result is never altered."""
+        if self._is_run:
+            raise EtagError(
+                f"'{self.path}' holds the result of a run, which is never altered: copy the directory without its "
+                "metrics.json and config.yaml, and change the copy."
+            )
 
     def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
         """Add a version and make it current; returns its number. Versions beyond `keep` and checkpoints go."""
         if about.pinned:  # delete what a killed process saved but never made current: a run has one result
-            for number in self.pinned_versions:
+            for number in (number for number in self.versions if self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
         classifier = method.classifier()
@@ -222,7 +229,7 @@ class ModelDirectory:
     def drop_versions(self, keep: int = 1) -> None:
         """Delete all but the newest versions and pinned ones, and tensors that no version uses."""
         for number in self.versions[:-keep]:
-            if number != self.version and not self._content(number)["pinned"]:
+            if number != self.version and not (self._is_run and self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         used: set[str] = set()
         for number in self.versions:
@@ -232,12 +239,9 @@ class ModelDirectory:
     def strip(self) -> None:
         """Delete everything that only learning needs: the model predicts, but learns no more."""
         with self.locked():
+            self.check_no_run()
             number = self.version
             content = self._content(number)
-            if content["pinned"]:
-                raise EtagError(
-                    f"'{self.path}' holds the model of a finished run, which stays as it is: copy it first."
-                )
             content["tensors"] = content["tensors"] | {"learner": {}}
             write_atomically(self._versions / str(number) / "about.json", json.dumps(content, indent=1))
             self.drop_versions()

@@ -66,3 +66,8 @@ def _pooled(maps: Tensor) -> Tensor:
     """Return one unit vector per image: the sums of the squared map over its width, then those over its height."""
     energy = maps.square()
     return functional.normalize(torch.cat([energy.sum(3).flatten(1), energy.sum(2).flatten(1)], dim=1))
+
+
+def quadratic_penalty(weights: Tensor, anchor: Tensor, importance: Tensor) -> Tensor:
+    """EWC (Kirkpatrick et al., 2017), MAS (Aljundi et al., 2018): half the importance-weighted squared distance."""
+    return 0.5 * (importance * (weights - anchor).square()).sum()

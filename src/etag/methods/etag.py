@@ -15,15 +15,14 @@ from etag.core.options import TrainOptions
 from etag.core.outputs import require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import Phase, Plan, Term
+from etag.core.work import ParameterGroup, Phase, Plan, Term
 from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.adversarial import AdversarialOptions
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.embedding import EmbeddingOptions
 from etag.methods.parts.fidelity import FidelityOptions
-from etag.methods.parts.generators import options_by_kind, replay_term
-from etag.methods.parts.head_training import head_phase
+from etag.methods.parts.generators import HeadObjective, options_by_kind, replay_term
 from etag.methods.parts.prototypes import PrototypeOptions
 from etag.methods.parts.variational import VariationalOptions
 from etag.methods.registry import method
@@ -119,13 +118,11 @@ class ETag(Method[EtagOptions]):
             if self.embedding is not None:
                 terms.append(self.embedding.cross_entropy_term())  # Eq. (2)
             return terms
-        lambda_ce = self.weight(o.lambda_ce, task)
+        lambda_ce, generator = self.weight(o.lambda_ce, task), require(self.generator)
         scale = 1 / (1 + lambda_ce) if fidelity.normalize_ce else 1.0
         terms = [
             self.cross_entropy(task, fidelity.ce_new, scale),  # Eq. (5), new images
-            replay_term(
-                require(self.generator), task, head, fidelity.ce_replay, scale * lambda_ce
-            ),  # Eq. (5), old features
+            replay_term(generator, task, head, fidelity.ce_replay, scale * lambda_ce),  # Eq. (5), old features
             l2_term(fidelity.l2_reduction, fidelity.l2_views, self.weight(o.lambda_l2, task)),  # Eq. (3)
         ]
         if self.embedding is not None:
@@ -146,8 +143,8 @@ class ETag(Method[EtagOptions]):
         return {
             "kl": 1.0,  # KL(q(z | f, y) || N(0, I))
             "recon": 1.0,  # -log p(f | y, z)
-            "guide": guide
-            * (new_share if fidelity.guide_weight == "normalized" else 1.0),  # the classifier's cross-entropy
+            # the classifier's cross-entropy
+            "guide": guide * (new_share if fidelity.guide_weight == "normalized" else 1.0),
             "guide_old": guide * (1 - new_share) if fidelity.guide_old else 0.0,
             "match": self.weight(self.options.lambda_vae, task),  # Eq. (7)
         }
@@ -159,9 +156,11 @@ class ETag(Method[EtagOptions]):
     def refit_phase(
         self, task: Task, features: CachedFeatures, training: TrainOptions, weight: float, stream: Stream
     ) -> Phase:
-        """Train the head alone."""
-        head, placement = self.solver.head, self.context.placement
-        return head_phase(head, require(self.generator), task, features, training, weight, stream, placement)
+        """Train the head alone on cached features of the task's images and on generated ones."""
+        head, training = self.solver.head, training.for_task(task.index)
+        objective = HeadObjective(head, require(self.generator), task, weight)
+        batches = features.batches(training, stream, self.context.placement)
+        return Phase("head", objective, batches, (ParameterGroup(list(head.parameters())),), training)
 
     # -- more than the paper ---------------------------------------------------------------------------------------
 

@@ -161,9 +161,8 @@ def _group(runs: Sequence[RunRecord], title_is_unique: bool, grids: dict[Path, G
     if grid_folder is None:
         return group_runs(runs, title if title_is_unique else f"{title} ({folder.resolve().name})")
     grid = grids.setdefault(grid_folder.resolve(), _grid(grid_folder))
-    return group_runs(
-        runs, title if title_is_unique else f"{title} ({grid.name})", grid.file.paper.get(runs[0].metrics.split)
-    )
+    title = title if title_is_unique else f"{title} ({grid.name})"
+    return group_runs(runs, title, grid.file.paper.get(runs[0].metrics.split))
 
 
 def _grid(folder: Path) -> GridFolder:

@@ -57,9 +57,14 @@ def write_comparison(paths: Sequence[Path], out: Path, reference: str | None = N
         notices = [f"Notice. {notice}" for notice in collection.notices]
         for part in sections:
             for table in part.tables:
-                _write_table(replace(table, notes=[*notices, *table.notes]), out.parent / "tables")
-            for figure in part.figures:
-                _write_figure(figure, out.parent / "figures")
+                full, folder = replace(table, notes=[*notices, *table.notes]), out.parent / "tables"
+                for ending, text in (("csv", full.csv()), ("md", full.markdown()), ("tex", full.latex())):
+                    write_file(folder / f"{table.name}.{ending}", text)
+            for image in part.figures:
+                write_file(out.parent / "figures" / f"{image.name}.csv", rows_csv(image.rows))
+                if image.figure is not None:
+                    for ending in ("svg", "png"):
+                        write_figure(image.figure, out.parent / "figures" / f"{image.name}.{ending}")
     return write_page(out, "comparison.html", _values(collection, sections, out.parent)), collection
 
 
@@ -76,18 +81,6 @@ def write_curves(paths: Sequence[Path], out: Path) -> Path:
         raise EtagError(f"One figure shows runs on the same data and split, but these are on {titles}: name fewer.")
     curves = [member.curve(style) for member, style in styled(groups[0].all)]
     return write_figure(figures.accuracy_curves(groups[0].metrics.seen, curves), out)
-
-
-def _write_table(table: Table, folder: Path) -> None:
-    for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
-        write_file(folder / f"{table.name}.{ending}", text)
-
-
-def _write_figure(image: InlineFigure, folder: Path) -> None:
-    write_file(folder / f"{image.name}.csv", rows_csv(image.rows))
-    if image.figure is not None:
-        for ending in ("svg", "png"):
-            write_figure(image.figure, folder / f"{image.name}.{ending}")
 
 
 def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section]:

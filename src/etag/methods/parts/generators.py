@@ -16,7 +16,7 @@ from etag.core.options import Options, TrainOptions
 from etag.core.outputs import require
 from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, ParameterGroup, Phase, Plan, StepData, Term
+from etag.core.work import Batch, ParameterGroup, Phase, Plan, StepData, Term, Terms
 from etag.losses.classification import cross_entropy
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.classification import Scope, output_range
@@ -171,6 +171,22 @@ def replay_term(generator: FeatureGenerator, task: Task, head: LinearHead, scope
         return cross_entropy(head(features), labels, first, end)
 
     return Term("replay", compute, weight)
+
+
+class HeadObjective(nn.Module):
+    """Cross-entropy of the head on real features and on equally many generated features of old classes."""
+
+    def __init__(self, head: LinearHead, generator: FeatureGenerator, task: Task, replay_weight: float) -> None:
+        super().__init__()
+        self.head, self._generator, self._task, self._replay_weight = head, generator, task, replay_weight
+
+    def forward(self, batch: Batch) -> Terms:
+        """Both terms, weighted."""
+        labels, features = self._generator.replay(batch, self._task, batch.total)
+        return {
+            "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self._task.num_seen),
+            "replay": self._replay_weight * cross_entropy(self.head(features), labels, 0, self._task.num_seen),
+        }
 
 
 def options_by_kind(value: Any) -> Any:

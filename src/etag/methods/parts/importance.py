@@ -13,7 +13,7 @@ from etag.core.options import Options
 from etag.core.outputs import Need, require
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import Batch, Batches, DataPass, Plan, StepData, Term, Terms
-from etag.losses.regularization import quadratic_penalty
+from etag.losses.distillation import quadratic_penalty
 from etag.models.modules import StoredTensors
 from etag.models.solver import Solver, Teacher
 

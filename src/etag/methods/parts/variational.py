@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from etag.core.errors import EtagError
 from etag.core.options import TrainOptions
 from etag.core.outputs import require
 from etag.core.random import Placement, Stream
@@ -32,6 +33,8 @@ class VariationalOptions(NetworkOptions):
         self, size: int, stream: Stream, placement: Placement, fidelity: FidelityOptions, pixels: bool = False
     ) -> "VariationalGenerator":
         """The generator of vectors of this size."""
+        if pixels and self.decoder_noise:
+            raise EtagError("generator.decoder_noise is for features, not for images: leave it out.")
         return VariationalGenerator(self, size, stream, placement, fidelity, pixels)
 
 
@@ -40,17 +43,16 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
 
     def __init__(
         self,
-        options: VariationalOptions,
+        o: VariationalOptions,
         size: int,
         stream: Stream,
         placement: Placement,
         fidelity: FidelityOptions,
-        pixels: bool = False,
+        pixels: bool,
     ) -> None:
-        def create() -> ConditionalVAE:
-            return ConditionalVAE(size, options.latent, options.hidden, pixels, options.decoder_noise)
-
-        super().__init__(options, create, stream, placement)
+        super().__init__(
+            o, lambda: ConditionalVAE(size, o.latent, o.hidden, pixels, o.decoder_noise), stream, placement
+        )
         self.fidelity, self.pixels = fidelity, pixels
 
     def remove_class(self, label: int) -> None:
