@@ -20,7 +20,7 @@ def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     """Return `lower` updated by `upper`; mappings are merged recursively, unless `upper` sets another `kind`."""
     merged = dict(lower)
     for key, value in upper.items():
-        before = merged.get(key)
+        before: Any = merged.get(key)
         both = isinstance(before, dict) and isinstance(value, dict)
         same_kind = both and ("kind" not in value or value["kind"] == before.get("kind"))
         merged[key] = merge(before, value) if same_kind else value

@@ -51,8 +51,7 @@ class Task:
         return self.num_new or self.num_seen
 
     def holding_out(self, share: float) -> "tuple[Task, ImageSet | None]":
-        """The task without the last `share` of each class's training images, and these images (None: there are
-        none)."""
+        """The task without the last `share` of each class's training images, and these images if there are any."""
         if share == 0:
             return self, None
         train_rows, held_out_rows = [], []

@@ -63,9 +63,8 @@ class Term:
 
 
 class OptimizerState(nn.Module):
-    """The state of an optimizer, stored from one phase to the next. Parameters are identified by their names in the
-    phase's module. A parameter that has gained rows since then keeps the state of its old rows; new rows start at
-    zero."""
+    """The state of an optimizer, stored from one phase to the next by the names of parameters in the phase's module. A
+    parameter that has gained rows keeps the state of its old rows; new rows start at zero."""
 
     def state_of(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
         """The stored state of a parameter by key; empty for a new parameter."""
@@ -129,9 +128,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class DataPass:
-    """A deterministic pass over data without an optimizer step; its result is gathered over all processes. The module,
-    in evaluation mode, maps a batch to named tensors. `concat` joins their rows in the order of the data; `sum` adds
-    them up."""
+    """A pass over data without optimizer steps; its result is gathered over all processes. The module, in evaluation
+    mode, maps a batch to named tensors: `concat` joins their rows in the order of the data, `sum` adds them up."""
 
     name: str
     module: nn.Module
@@ -180,8 +178,7 @@ class Callback:
         """A phase or data pass begins."""
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
-        """Some steps are done. `terms`: losses of the last one (empty in a data pass); `rows`: images since the last
-        call."""
+        """Some steps are done: `terms` of the last one (empty in a data pass), `rows` since the last call."""
 
     def on_phase_end(self, name: str, seconds: float) -> None:
         """A phase or data pass ended."""

@@ -15,8 +15,7 @@ from etag.core.outputs import Views
 
 @dataclass(frozen=True)
 class ViewTransforms:
-    """A named set of image transformations; the first one is the identity. View r of an image of class y has the view
-    label count * y + r."""
+    """Named image transformations, the first is the identity. View r of class y has the label count * y + r."""
 
     name: str
     transforms: tuple[Callable[[Tensor], Tensor], ...]

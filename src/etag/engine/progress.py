@@ -84,8 +84,7 @@ def _cut(path: Path, task: int, saved_steps: Mapping[str, int | None]) -> None:
 
 
 class TensorBoardLog(_PhaseCallback):
-    """Logs loss terms, learning rate and speed per step, and accuracies per task; the step count continues from task to
-    task."""
+    """Logs loss terms, learning rate and speed per step (counted on from task to task), and accuracies per task."""
 
     def __init__(self, folder: Path) -> None:
         try:

@@ -13,8 +13,7 @@ BINS = 15
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The divisor of log-probabilities with the lowest cross-entropy (Guo et al., 2017); classes are weighted equally.
-    Predictions do not change."""
+    """The divisor of log-probabilities with the lowest cross-entropy, classes weighted equally (Guo et al., 2017)."""
     counts = labels.bincount(minlength=scores.shape[1]).to(scores)
     weights = (1 / counts)[labels]
 

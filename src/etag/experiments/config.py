@@ -133,8 +133,7 @@ def _explain(error: Any, values: dict[str, Any]) -> str:
 
 
 def _walk(path: list[str], values: dict[str, Any]) -> tuple[type[BaseModel], list[str]]:
-    """The option group at a path, and the path as users write it: pydantic adds the kind of a generator, such as
-    cvae."""
+    """The option group at a path, and the path as users write it: without the `kind` that pydantic adds."""
     group: type[BaseModel] = RunConfig
     kinds: dict[str, type[BaseModel]] = {}
     written = []

@@ -16,8 +16,7 @@ def folder() -> Path:
 
 
 def available() -> dict[str, Path]:
-    """Files of recipes by name (the path below the folder, without `.yaml`); files that start with _ are only extended
-    by others."""
+    """Files of recipes by name, the path below the folder; those that start with _ are only extended by others."""
     root = folder()
     others = {*_files("presets"), *_files("grids")}
     files = (file for file in sorted(root.rglob("*.yaml")) if not file.name.startswith("_") and file not in others)

@@ -72,8 +72,7 @@ class Learner:
         return evaluation
 
     def train(self, task: Task, checkpointer: Checkpointer | None = None, update_number: int | None = None) -> None:
-        """Train a task without evaluating or saving it. A number means: more images of known classes; it is the seed of
-        the update's random streams."""
+        """Train a task, or the update number `update_number` of known classes, without evaluating or saving it."""
         if update_number is not None:
             self.engine.execute(self._update_plan(task, update_number), checkpointer)
             return

@@ -39,9 +39,8 @@ def class_activation_map(maps: Tensor, weights: Tensor) -> Tensor:
 
 
 def gradient_activation_map(maps: Tensor, logits: Tensor, create_graph: bool) -> Tensor:
-    """Grad-CAM (Selvaraju et al., 2017) at any stage: (images, height, width). `logits` has one value per image, the
-    logit to explain, computed from `maps`. With `create_graph` the result is differentiable, which needs second-order
-    gradients."""
+    """Grad-CAM (Selvaraju et al., 2017) at any stage: (images, height, width). `logits` are those to explain, one per
+    image, computed from `maps`. With `create_graph` the result is differentiable (second-order gradients)."""
     (gradient,) = torch.autograd.grad(logits.sum(), maps, create_graph=create_graph)
     return functional.relu((maps * gradient.mean((2, 3), keepdim=True)).sum(1))
 

@@ -29,9 +29,8 @@ def reparameterize(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
 
 
 def squared_error(generated: Tensor, target: Tensor, half: bool = True, per_row: bool = True) -> Tensor:
-    """-log p(f | y, z): second line of Eq. (6), and Eq. (7). Half the squared distance, summed over the feature,
-    averaged over rows. The authors' release omits the half (`half=False`) and, in Eq. (7), sums over rows
-    (`per_row=False`)."""
+    """-log p(f | y, z), second line of Eq. (6), and Eq. (7): half the squared distance, summed over the feature,
+    averaged over rows. The release omits the half (`half=False`) and sums over rows in Eq. (7) (`per_row=False`)."""
     error = (generated - target).square().sum()
     return error * ((0.5 if half else 1.0) / (len(generated) if per_row else 1))
 
@@ -47,9 +46,8 @@ def critic_loss(real_scores: Tensor, generated_scores: Tensor) -> Tensor:
 
 
 def gradient_penalty(scores: Tensor, inputs: Tensor) -> Tensor:
-    """WGAN-GP (Gulrajani et al., 2017): mean of (norm of the critic's gradient - 1)^2, one norm per row. `scores` was
-    computed from `inputs`, points between real and generated features. The result is differentiable, which needs
-    second-order gradients."""
+    """WGAN-GP (Gulrajani et al., 2017): mean over rows of (norm of the critic's gradient - 1)^2. `scores` was computed
+    from `inputs`, points between real and generated features; needs second-order gradients."""
     (gradient,) = torch.autograd.grad(scores.sum(), inputs, create_graph=True)
     norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
     return (norms - 1).square().mean()

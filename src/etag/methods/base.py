@@ -354,8 +354,7 @@ class Method(ABC, Generic[OptionsT]):
         )
 
     def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
-        """The solver's features of images, in order: one pass without augmentation if `augmented_passes` is 0, else
-        that many augmented passes."""
+        """The solver's features of images, in order: without augmentation (0), or of `augmented_passes` passes."""
         batches = self.pass_batches(name, images, augment=augmented_passes > 0)
         return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 

@@ -165,8 +165,7 @@ class ETag(Method[EtagOptions]):
     # -- more than the paper ---------------------------------------------------------------------------------------
 
     def update(self, task: Task, number: int) -> Plan:
-        """Learn more images of known classes: head and generator train beside generated features; the backbone
-        stays."""
+        """Learn more images of known classes: train head and generator beside generated features, not the backbone."""
         generator, stream = require(self.generator), self.stream("update", number)
         training = generator.update_training
         generator.begin_task(task)

@@ -21,8 +21,7 @@ class FeatureScale(StoredTensors, Rebuildable):
         self.store(mean=torch.zeros(features), deviation=torch.ones(features))
 
     def fit(self, features: Tensor) -> None:
-        """Take mean and deviation from features; a feature that hardly varies is not blown up, because it may vary in a
-        later task."""
+        """Take mean and deviation from features; one that hardly varies is not scaled up, as it may vary later."""
         deviation = features.std(0, correction=0)
         least = LEAST_DEVIATION * deviation.mean()
         self.store(mean=features.mean(0), deviation=deviation.clamp(min=least) if least > 0 else deviation + 1)

@@ -62,8 +62,7 @@ class BatchNormRecorder(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[LayerStatistics]]:
-        """Return the logits and the statistics of every BatchNorm layer; nothing is folded, else these would not
-        run."""
+        """Return the logits, and the statistics of every BatchNorm layer (none is folded, else it would not run)."""
         statistics: list[LayerStatistics] = []
         pairs = [part for part in self.solver.backbone.modules() if isinstance(part, ConvNorm)]
         norms = [part for part in self.solver.backbone.modules() if isinstance(part, BatchNorm)]

@@ -104,8 +104,7 @@ class RunGroup:
         return chosen if len(chosen) > 1 else best_first(self.all)[:4]
 
     def reference(self, name: str | None) -> MethodRuns | None:
-        """The member named (by label or title); without a name, the paper's method or else the one with the highest
-        A."""
+        """The member of this label or title; without a name, the paper's method or else that with the highest A."""
         if name is not None:
             return next((m for m in self.all if name in (m.label, m.title)), None)
         competing = [member for member in self.all if not member.is_bound]

@@ -147,8 +147,7 @@ class VariationalObjective(nn.Module):
         return dict(zip(codes, torch.split(self.vae.decode(latent, labels), rows), strict=True))
 
     def _match(self, decoded: Tensor, codes: Tensor, labels: Tensor, processes: float) -> Tensor:
-        """Eq. (7). The release sums over the global batch; DDP averages over processes, hence the factor
-        `processes`."""
+        """Eq. (7). The release sums over the global batch: DDP averages over `processes`, hence that factor."""
         with torch.no_grad():
             target = require(self.old).network.decode(codes, labels)
         factor = self._fidelity.match_factor

@@ -10,8 +10,7 @@ from etag.models.modules import ConvNorm, Modules
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes (option B). The ReLU after
-    the block is a separate layer."""
+    """Two 3x3 convolutions and a shortcut, 1x1 if the shape changes (option B), without the ReLU after the block."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()

@@ -29,8 +29,7 @@ class VGG11(Backbone):
         self.stages = Modules(self.new_stage(number) for number in range(1, len(STAGES) + 1))
 
     def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
-        """Return new convolutions (short: one) and pooling; no pooling after the last stage, which may have one
-        pixel."""
+        """Return new convolutions (short: one) and pooling; after the last stage, of maybe one pixel, no pooling."""
         before, convolutions = self.widths[number - 1], 1 if short else STAGES[min(number, len(STAGES)) - 1][0]
         if number > len(STAGES):
             return nn.Sequential(*_convolutions(before, before, convolutions))
