@@ -108,13 +108,13 @@ def _display() -> "Iterator[Display]":
         yield lambda runs, seconds_left: live.update(_table(runs, seconds_left), refresh=True)
 
 
-def _print_ended(published: set[str], runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
+def _print_ended(printed: set[str], runs: "Sequence[RunStatus]", seconds_left: float | None) -> None:
     """Print a line for each run that has ended and is not in `printed`, and add it there."""
     for status in runs:
-        if status.state in ("done", "failed") and status.run.name not in published:
-            published.add(status.run.name)
+        if status.state in ("done", "failed") and status.run.name not in printed:
+            printed.add(status.run.name)
             outcome = f"A {status.accuracy:.2%}" if status.accuracy is not None else f"failed: {status.reason}"
-            typer.echo(f"{status.run.name}: {outcome} ({len(published)} of {len(runs)}{_left(seconds_left)})")
+            typer.echo(f"{status.run.name}: {outcome} ({len(printed)} of {len(runs)}{_left(seconds_left)})")
 
 
 def _table(runs: "Sequence[RunStatus]", seconds_left: float | None) -> "Table":

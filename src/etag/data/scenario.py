@@ -100,7 +100,7 @@ def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
 def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenario, Preprocess]:
     """Load the data source and split it into tasks; return the scenario and its image preprocessing."""
     dataset = SOURCES[options.name].open(options)
-    order = class_order(dataset, options, seed)[: options.first]
+    order = class_order(dataset, options, seed)[: options.first_classes]
     sizes = parse_split(split, len(order))
     _check_domains(dataset, order, sizes)
     order, size = order[: sum(sizes)], options.size or dataset.size

@@ -31,7 +31,9 @@ class DataOptions(Options):
         description="which classes to use: a seed draws them, 'natural' takes the first, a file lists them; "
         "None: natural (imagenet-sub: seed 1993)",
     )
-    first: PositiveInt | None = Field(None, description="use only so many classes from the start of the class order")
+    first_classes: PositiveInt | None = Field(
+        None, description="use only so many classes from the start of the class order"
+    )
     held_out: float = Field(
         0.0,
         ge=0,

@@ -3,7 +3,7 @@
     current                       the number of the version in force
     versions/N/about.json         configuration, classes, history, structure, and the names of its tensor files
     tensors/CHECKSUM.safetensors  tensors; versions share files with equal content
-    work/                         checkpoints of a task that is being learned
+    unfinished/                   checkpoints of a task that is being learned
 
 A version has two parts: the classifier (what predicts) and the learner (what learning more needs besides). It is
 written completely before `current` names it, so a reader sees the model as it was before or as it is after.

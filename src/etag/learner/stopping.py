@@ -17,8 +17,8 @@ class Interrupted(KeyboardInterrupt):
 
 class Stop:
     """A request to stop at the next checkpoint. A second signal stops at once, without saving. With several processes
-    it is enough that one of them is asked: `highest` returns the highest number that any process passes to it, so that
-    all stop at the same place."""
+    it is enough that one of them is asked: `max_over_processes` returns the highest number that any process passes to
+    it, so that all stop at the same place."""
 
     def __init__(self, max_over_processes: Callable[[int], int] = int) -> None:
         self.signal_number, self.max_over_processes = 0, max_over_processes
