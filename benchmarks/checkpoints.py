@@ -52,7 +52,7 @@ def main() -> None:
                         1,
                         every=1e9,
                         every_steps=options.steps // 2,
-                        writes=True,
+                        is_writer=True,
                         stop=Stop(),
                         say=print,
                     )

@@ -145,21 +145,27 @@ def page() -> str:
         if method.is_e_variant or (not method.has_e_variant and name != "etag"):
             continue
         if name == "gfr":
-            parts.append("### gfr\n\nAs [etag](#etag), with other defaults: " + _preset(method.Options.preset))
+            parts.append(
+                f"### gfr\n\nAs [etag](#etag), with other defaults: {_changed(method.Options.changed_defaults)}"
+            )
             continue
         own = table(rows(method.Options, "method.", skip=shared))
-        preset = f"\n\nOther defaults: {_preset(method.Options.preset)}" if method.Options.preset else ""
-        parts.append(f"### {name}\n\n{method.info.summary}{preset}\n\n{own}")
+        defaults = method.Options.changed_defaults
+        changed = f"\n\nOther defaults: {_changed(defaults)}" if defaults else ""
+        parts.append(f"### {name}\n\n{method.info.summary}{changed}\n\n{own}")
     (fidelity,) = groups_in(METHODS["etag"].Options.model_fields["fidelity"].annotation)
     assert fidelity is FidelityOptions
     variants = [name for name in METHODS if not METHODS[name].is_e_variant and not METHODS[name].has_e_variant]
-    lines = [f"- `{name}`: {METHODS[name].info.summary}; {_preset(METHODS[name].Options.preset)}" for name in variants]
+    lines = [
+        f"- `{name}`: {METHODS[name].info.summary}; {_changed(METHODS[name].Options.changed_defaults)}"
+        for name in variants
+    ]
     parts.append("## Variants\n\n" + "\n".join(line for line in lines if not line.startswith("- `etag`")))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _preset(preset: dict[str, Any]) -> str:
-    return ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in preset.items()) or "the same defaults"
+def _changed(defaults: dict[str, Any]) -> str:
+    return ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in defaults.items()) or "the same defaults"
 
 
 if __name__ == "__main__":

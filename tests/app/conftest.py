@@ -89,7 +89,7 @@ def refused(done):
     return done.stderr
 
 
-def published(done):
+def printed(done):
     """What a command printed as JSON."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

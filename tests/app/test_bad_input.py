@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.app.conftest import etag, published, refused, settings
+from tests.app.conftest import etag, printed, refused, settings
 
 from etag.app import lessons
 from etag.data.folders import list_images
@@ -57,7 +57,7 @@ def test_unusual_names_are_stored_unchanged(tmp_path):
     folder = class_folders(tmp_path / "images", names, images=4)
     done = etag("learn", tmp_path / "m", folder, *settings("train.steps=2", "train.base={steps: 2}"))
     assert done.returncode == 0, done.stderr
-    assert sorted(published(etag("info", tmp_path / "m", "--json"))["classes"]) == sorted(names)
+    assert sorted(printed(etag("info", tmp_path / "m", "--json"))["classes"]) == sorted(names)
     table = etag("predict", tmp_path / "m", folder, "--format", "csv").stdout
     assert table.count("\n") == 1 + 4 * len(names)
 
@@ -166,7 +166,7 @@ def damage(path):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("part", ["about", "backbone", "answer"])
+@pytest.mark.parametrize("part", ["about", "backbone", "rule"])
 def test_a_damaged_model(copied, digits_folder, part):
     file = copied / "versions" / "2" / "about.json"
     names = json.loads(file.read_text())["tensors"]["classifier"]
@@ -178,7 +178,7 @@ def test_a_damaged_model(copied, digits_folder, part):
 def test_tensor_names_stay_inside_the_directory(copied, digits_folder, name):
     file = copied / "versions" / "2" / "about.json"
     content = json.loads(file.read_text())
-    content["tensors"]["classifier"]["answer"] = name
+    content["tensors"]["classifier"]["rule"] = name
     file.write_text(json.dumps(content))
     assert "cannot be read" in refused(etag("predict", copied, digits_folder("first", (0, 1, 2))))
 
@@ -237,7 +237,7 @@ def test_an_interrupted_lesson_is_resumed_and_the_model_predicts_as_before_meanw
     done = etag("learn", copied, folder, "--set", "train.steps=200")
     assert done.returncode == 0, done.stderr
     assert "resuming task 3 at" in done.stdout
-    assert len(published(etag("info", copied, "--json"))["classes"]) == 7
+    assert len(printed(etag("info", copied, "--json"))["classes"]) == 7
 
 
 def test_killed_at_any_moment_it_predicts(copied, digits_folder):

@@ -1,11 +1,11 @@
 """Evaluating a model on labeled folders."""
 
-from tests.app.conftest import etag, published
+from tests.app.conftest import etag, printed
 
 
 def test_it_is_right_more_often_than_chance(learned, digits_folder):
     known = digits_folder("test", range(5), first=100, count=20)
-    found = published(etag("evaluate", learned, known, "--json"))
+    found = printed(etag("evaluate", learned, known, "--json"))
     assert found["images"] == 100
     assert found["accuracy"] > 0.4, "five digits, chance is 0.2"
     assert sum(map(sum, found["confusion"])) == 100

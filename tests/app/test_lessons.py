@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.app.conftest import etag, published, refused, settings
+from tests.app.conftest import etag, printed, refused, settings
 
 from etag.app.predicting import probabilities
 from etag.data.folders import list_images
@@ -13,7 +13,7 @@ from etag.learner.model_directory import ModelDirectory
 
 
 def test_what_is_known_after_two_lessons(learned):
-    about = published(etag("info", learned, "--json"))
+    about = printed(etag("info", learned, "--json"))
     assert about["classes"] == [f"digit {digit}" for digit in range(5)]
     assert about["task_sizes"] == [3, 2]
     assert [lesson["kind"] for lesson in about["history"]] == ["learn", "learn"]
@@ -28,10 +28,10 @@ def test_what_is_known_after_two_lessons(learned):
 def test_a_rolled_back_model_predicts_as_before_and_learns_from_there(copied, digits_folder):
     done = etag("models", "rollback", copied)
     assert "version 1 again" in done.stdout
-    assert published(etag("info", copied, "--json"))["classes"] == ["digit 0", "digit 1", "digit 2"]
+    assert printed(etag("info", copied, "--json"))["classes"] == ["digit 0", "digit 1", "digit 2"]
     assert "no version before 1" in refused(etag("models", "rollback", copied))
     assert etag("learn", copied, digits_folder("third", (5, 6)), "--set", "train.steps=4").returncode == 0
-    about = published(etag("info", copied, "--json"))
+    about = printed(etag("info", copied, "--json"))
     assert about["classes"] == ["digit 0", "digit 1", "digit 2", "digit 5", "digit 6"]
     assert about["version"] == 3
 
@@ -44,7 +44,7 @@ def test_more_images_of_known_classes(copied, digits_folder):
     )
     done = etag("learn", copied, more, "--update")
     assert done.returncode == 0, done.stderr
-    about = published(etag("info", copied, "--json"))
+    about = printed(etag("info", copied, "--json"))
     assert about["history"][-1]["kind"] == "update"
     assert about["history"][-1]["classes"] == ["digit 1", "digit 4"]
     assert about["classes"] == [f"digit {digit}" for digit in range(5)]
@@ -72,7 +72,7 @@ def test_a_class_can_be_forgotten(copied, digits_folder, name, sizes):
     others = [place for place in range(5) if place != removed]
     renormalized = before[:, others] / before[:, others].sum(1, keepdim=True)
     torch.testing.assert_close(probabilities(classifier, about, pixels), renormalized, rtol=1e-4, atol=1e-5)
-    assert name not in json.dumps(published(etag("info", copied, "--json")))
+    assert name not in json.dumps(printed(etag("info", copied, "--json")))
     assert name not in etag("predict", copied, *files, "--format", "csv").stdout.replace(f"/{name}/", "/")
     method, _ = directory.load_method()
     assert len(method.generator.network.decoder_in.rows) == 4
@@ -103,7 +103,7 @@ def test_other_methods_learn_lessons_too(digits_folder, tmp_path, method):
         assert done.returncode == 0, done.stderr
     stored = "images are stored" if method in ("lucir", "il2m") else "no image is stored"
     assert stored in etag("info", tmp_path / "model").stdout
-    found = published(etag("evaluate", tmp_path / "model", digits_folder("second", (3, 4)), "--json"))
+    found = printed(etag("evaluate", tmp_path / "model", digits_folder("second", (3, 4)), "--json"))
     assert found["images"] == 50
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from tests.app.conftest import etag, published, refused
+from tests.app.conftest import etag, printed, refused
 
 from etag.app.predicting import predict_files, probabilities
 from etag.data.folders import list_images
@@ -19,7 +19,7 @@ def test_predicting_reads_nothing_that_only_learning_needs(copied, digits_folder
     before = etag("predict", copied, *files[:7], "--format", "csv")
     assert before.returncode == 0, before.stderr
     names = json.loads((copied / "versions" / "2" / "about.json").read_text())["tensors"]
-    assert set(names["classifier"]) == {"backbone", "answer"}
+    assert set(names["classifier"]) == {"backbone", "rule"}
     assert set(names["learner"]) == {"solver", "generator"}
     solver = load_file(copied / "tensors" / f"{names['learner']['solver']}.safetensors")
     assert solver, "the auxiliary classifiers"
@@ -37,8 +37,8 @@ def test_a_stripped_model_predicts_but_does_not_learn(copied, digits_folder):
     assert done.returncode == 0, done.stderr
     assert "can predict but no longer learn" in done.stdout
     assert etag("predict", copied, *files, "--format", "csv").stdout == before
-    assert len(list((copied / "tensors").iterdir())) == 2, "backbone and answer rule"
-    assert published(etag("info", copied, "--json"))["bytes"]["learner"] == 0
+    assert len(list((copied / "tensors").iterdir())) == 2, "backbone and prediction rule"
+    assert printed(etag("info", copied, "--json"))["bytes"]["learner"] == 0
     for words in ([], ["--update"]):
         folder = digits_folder("more", (1, 4), first=40, count=30) if words else digits_folder("third", (5, 6))
         message = refused(etag("learn", copied, folder, *words))

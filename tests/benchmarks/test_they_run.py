@@ -26,9 +26,9 @@ def test_engine_overhead():
 
 @pytest.mark.parametrize("task", [0, 1])
 def test_exact_mode_asserts_that_losses_agree(task):
-    published = output("exact_mode.py", "--size", 8, "--images", 16, "--task", task)
-    assert "they differ by" in published
-    assert "plain / exact:" in published
+    printed = output("exact_mode.py", "--size", 8, "--images", 16, "--task", task)
+    assert "they differ by" in printed
+    assert "plain / exact:" in printed
 
 
 def test_checkpoints():
@@ -37,22 +37,22 @@ def test_checkpoints():
 
 @pytest.mark.slow
 def test_flat_cost(tmp_path):
-    published = output("flat_cost.py", "--size", 8, "--steps", 1, "--out", tmp_path / "figure.png")
-    assert "| 200 | 1000 |" in published
-    assert "bytes a class adds: backbone 0" in published
+    printed = output("flat_cost.py", "--size", 8, "--steps", 1, "--out", tmp_path / "figure.png")
+    assert "| 200 | 1000 |" in printed
+    assert "bytes a class adds: backbone 0" in printed
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 def test_likelihood():
-    published = output("likelihood.py", "--images", 2, "--classes", 3, tiny=[])
-    assert "| mean |" in published
-    assert "| 10 |" in published
+    printed = output("likelihood.py", "--images", 2, "--classes", 3, tiny=[])
+    assert "| mean |" in printed
+    assert "| 10 |" in printed
 
 
 def test_predicting():
-    published = output("predicting.py", "--images", 20, "--size", 8, "--width", 4, "--files", 5, tiny=[])
-    assert "predict / backbone throughput:" in published
-    assert "5 files: decoding alone" in published
+    printed = output("predicting.py", "--images", 20, "--size", 8, "--width", 4, "--files", 5, tiny=[])
+    assert "predict / backbone throughput:" in printed
+    assert "5 files: decoding alone" in printed
 
 
 def test_profile():
@@ -70,7 +70,7 @@ def test_practitioner(shared_data, tmp_path, monkeypatch):
     monkeypatch.setenv("ETAG_DATA", str(shared_data))
     short = ["--set", "train.steps=2", "--set", "train.base={steps: 2}"]
     words = ["--methods", "fine", "--seeds", 0, "--out", tmp_path, *short]
-    published = output("practitioner.py", *words, tiny=[], rounds=False)
-    assert "fine   old" in published
+    printed = output("practitioner.py", *words, tiny=[], rounds=False)
+    assert "fine   old" in printed
     again = output("practitioner.py", *words, tiny=[], rounds=False)
     assert "new classes" not in again, "no model is trained twice"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.app.conftest import etag, published, refused
+from tests.app.conftest import etag, printed, refused
 
 from etag.app.sources import source_folders
 from etag.core.files import checksum
@@ -84,7 +84,7 @@ def names_of_run(path):
 def test_evaluate_agrees_with_the_metrics_of_the_run(finished, images):
     """The run evaluated the same ten test images per class, in gray as they are in the files."""
     metrics = json.loads((finished / "metrics.json").read_text())
-    found = published(etag("evaluate", finished, images["known"], "--json"))
+    found = printed(etag("evaluate", finished, images["known"], "--json"))
     assert found["images"] == 40
     assert found["confusion"] == metrics["confusion"]
     assert found["accuracy"] == pytest.approx(metrics["last_accuracy"])
@@ -98,7 +98,7 @@ def test_predict_and_info(finished, images):
     metrics = json.loads((finished / "metrics.json").read_text())
     right = sum(Path(row["path"]).parent.name == row["class"] for row in rows)
     assert right / 40 == pytest.approx(metrics["last_accuracy"])
-    content = published(etag("info", finished, "--json"))
+    content = printed(etag("info", finished, "--json"))
     assert content["classes"] == metrics["class_names"]
     assert content["version"] == 3
     text = etag("info", finished).stdout
@@ -135,7 +135,7 @@ def test_learn_adds_a_version_and_leaves_the_run_as_it_was(copied, images):
     assert about.classes[4:] == tuple(images["names"])
     assert (about.task_sizes, about.parent, about.pinned) == ((2, 1, 1, 2), 3, False)
     assert contents(copied, "metrics.json", "config.yaml", "report.html", "steps.jsonl", *files) == before
-    assert published(etag("evaluate", copied, images["new"], "--json"))["images"] == 40
+    assert printed(etag("evaluate", copied, images["new"], "--json"))["images"] == 40
     for _ in range(4):  # the run's version outlives any number of lessons
         again = etag("learn", copied, images["new"], "--update", *SHORT)
         assert again.returncode == 0, again.stderr

@@ -42,7 +42,7 @@ def test_all_data_joins_the_training_images_of_all_tasks_up_to_this_one(tiny_sce
     assert joined.train.labels.tolist() == [y for t in scenario.tasks[: index + 1] for y in t.train.labels.tolist()]
     assert torch.equal(joined.train.pixels[-len(task.train) :], task.train.pixels)
     assert joined.test is task.test
-    assert (joined.old, joined.new) == (task.num_old, task.num_new)
+    assert (joined.num_old, joined.num_new) == (task.num_old, task.num_new)
 
 
 @pytest.mark.parametrize("all_data", [False, True])

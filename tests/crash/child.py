@@ -49,7 +49,7 @@ before(files, "_flush_folder", "after rename")
 before(learner, "evaluate", "in evaluation")
 before(ModelDirectory, "save", "before a version is saved")
 before(ModelDirectory, "drop_versions", "before old versions are removed")
-before(ModelDirectory, "clear_work", "before checkpoints are removed")
+before(ModelDirectory, "clear_unfinished", "before checkpoints are removed")
 before(training.Training, "_step", "step")
 results = Engine._results
 

@@ -206,4 +206,4 @@ def test_training_with_resized_crop_draws_random_windows():
     assert result.is_contiguous(memory_format=torch.channels_last)
     assert 0 < int(mirror.sum()) < 64
     center = Preprocess((0.0,) * 3, (1 / 255,) * 3, size=12, flip=True)
-    assert torch.equal(preprocess.centered(images), center.test(images))  # testing is not affected
+    assert torch.equal(preprocess.centered(images), center.centered(images))  # testing is not affected

@@ -326,11 +326,11 @@ def test_the_stored_icarl_order_equals_seed_1993():
 
 def test_first_and_held_out_evaluate_the_first_classes_on_training_images():
     whole, _ = build_scenario(DataOptions(train_per_class=20), "b2-2x1", seed=3)
-    part, _ = build_scenario(DataOptions(train_per_class=20, first=2, held_out=0.25), "b0-2x1", seed=3)
+    part, _ = build_scenario(DataOptions(train_per_class=20, first_classes=2, held_out=0.25), "b0-2x1", seed=3)
     assert part.classes == whole.classes[:2]
     for task in part:
         assert (len(task.train), len(task.test)) == (15, 5)
         pixels = whole.tasks[0].train.select((whole.tasks[0].train.labels == task.index).nonzero().flatten()).pixels
         assert torch.equal(torch.cat([task.train.pixels, task.test.pixels]), pixels)
     with pytest.raises(EtagError, match="needs 3 classes, but the data has only 2"):
-        build_scenario(DataOptions(first=2), "b0-3x1", seed=3)
+        build_scenario(DataOptions(first_classes=2), "b0-3x1", seed=3)

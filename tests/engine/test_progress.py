@@ -24,11 +24,11 @@ def test_a_terminal_shows_task_phase_epoch_speed_terms_and_the_time_left():
     live, console = bars(terminal=True)
     live.on_task_begin(task(0), {})
     live.on_phase_begin("solver", steps=40, epochs=4)
-    live.on_step(20, epoch=1, lr=1e-3, terms={"ce": 0.5, "kl": 0.25}, rows=640)
+    live.on_step(20, epoch=1, lr=1e-3, terms={"ce": 0.5, "aux_kl": 0.25}, rows=640)
     live._bars.refresh()
     live.close()
     shown = console.file.getvalue()
-    for words in ("etag on digits  task 1/2", "solver", "epoch 2/4", "images/s", "ce 0.500", "kl 0.250", "left"):
+    for words in ("etag on digits  task 1/2", "solver", "epoch 2/4", "images/s", "ce 0.500", "aux_kl 0.250", "left"):
         assert words in shown
 
 

@@ -42,7 +42,7 @@ def test_the_order_of_a_tasks_images_does_not_matter():
 
 
 def test_tasks_with_the_same_classes_are_evaluated_apart():
-    tasks = [Task(0, 0, 2, None, range(3), base=2), Task(1, 2, 0, None, range(2), base=2)]
+    tasks = [Task(0, 0, 2, None, range(3), num_base=2), Task(1, 2, 0, None, range(2), num_base=2)]
     found = evaluate(predictions((0, 0, 0), (1, 1, 1), (1, 0, 0), (0, 1, 1), (1, 1, 1)), tasks)
     assert found.accuracies == [2 / 3, 1 / 2]
     assert found.confusion == [[1, 1], [1, 2]]
@@ -131,7 +131,7 @@ def test_scores_may_be_shifted_and_negative(learned):
         laboratory.method.classifier(),
         laboratory.method.classifier(),
     )
-    shifted.answer = Shifted(HeadRule(laboratory.method.solver.head, 5))
+    shifted.rule = Shifted(HeadRule(laboratory.method.solver.head, 5))
     found = [laboratory.engine.run_pass(evaluation_pass(laboratory, tasks, c)) for c in (plain, shifted)]
     assert all(torch.equal(found[0][name], found[1][name]) for name in ("prediction", "within"))
 

@@ -25,7 +25,7 @@ model, plugin = sys.argv[1:]
 images, labels = load_digits(return_X_y=True)
 images = images.reshape(-1, 8, 8) / 16
 try:
-    ModelDirectory(model).load_learner()
+    ModelDirectory(model).load_method()
     refused = ""
 except EtagError as error:
     refused = str(error)

@@ -26,12 +26,12 @@ def test_the_example_is_run_reported_and_saved_like_any_other(tmp_path):
     assert (tmp_path / "run" / "report.html").is_file()
     # in a process of its own, which does not know the plug-in before it is loaded
     load = "from etag.learner.model_directory import ModelDirectory; from etag.experiments import plugins; "
-    published = []
+    printed = []
     for files in ([], [str(FILE)]):
-        script = load + f"plugins.load({files!r}); print(type(ModelDirectory('run').load_learner()[0]).__name__)"
-        published.append(subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True))
-    assert "unknown method 'near'" in published[0].stderr
-    assert published[1].stdout.strip() == "Near", published[1].stderr
+        script = load + f"plugins.load({files!r}); print(type(ModelDirectory('run').load_method()[0]).__name__)"
+        printed.append(subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True))
+    assert "unknown method 'near'" in printed[0].stderr
+    assert printed[1].stdout.strip() == "Near", printed[1].stderr
 
 
 def test_the_example_is_listed_and_unknown_without_the_plug_in(tmp_path):

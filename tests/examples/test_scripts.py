@@ -25,14 +25,14 @@ def shares(text):
 
 
 def test_folders(tmp_path):
-    published = run("folders.py", tmp_path)
-    assert "0, 1, 2, 3, 4:" in published
-    assert shares(published)[-1] > 50, "five digits, chance is 20"
+    printed = run("folders.py", tmp_path)
+    assert "0, 1, 2, 3, 4:" in printed
+    assert shares(printed)[-1] > 50, "five digits, chance is 20"
 
 
 def test_arrays(tmp_path):
-    published = run("arrays.py", tmp_path)
-    assert shares(published)[-1] > 40, "eight digits, chance is 12.5"
+    printed = run("arrays.py", tmp_path)
+    assert shares(printed)[-1] > 40, "eight digits, chance is 12.5"
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 

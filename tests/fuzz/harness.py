@@ -158,12 +158,12 @@ class Checkpoint(Target):
     def read(self):
         directory = RunDirectory(self.folder / "run")
         method, about = directory.model.load_method()
-        options = {"every": 0.0, "every_steps": None, "writes": False, "stop": Stop(), "say": lambda _: None}
-        checkpoints = directory.model.work / "checkpoints"
+        options = {"every": 0.0, "every_steps": None, "is_writer": False, "stop": Stop(), "say": lambda _: None}
+        checkpoints = directory.model.unfinished / "checkpoints"
         checkpointer = TaskCheckpointer(checkpoints, method, len(about.history), **options)
         log = StepLog(directory.steps)
         try:
-            log.on_task_begin(Task(1, 2, 2, None, None, num_base=2), checkpointer.logged)
+            log.on_task_begin(Task(1, 2, 2, None, None, num_base=2), checkpointer.saved_steps)
         finally:
             log.close()
 

@@ -236,7 +236,7 @@ def test_a_head_that_does_not_fit_is_refused_when_options_are_validated(name, he
         ("abd", {"growth": "fixed"}),
         ("lwf", {"per_task": False}),
         ("ewc", {"per_task": False}),
-        ("lwf", {"answer": "logit"}),
+        ("lwf", {"compare": "logit"}),
         ("il2m", {"bias": False}),
         ("podnet", {"proxies": 3, "scale": 8.0}),
     ],

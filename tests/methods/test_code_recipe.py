@@ -392,7 +392,7 @@ class PlainLoop:
             "ce": cross_entropy(classify(self.solver, features[::4]), batch.labels) / (f + 1),
             "replay": cross_entropy(classify(self.solver, replayed), labels) * f / (f + 1),
             "l2": f * torch.linalg.norm(features - old_features),  # of the whole matrix; its gradient at 0 is 0
-            "kl": f * sum(distances),
+            "aux_kl": f * sum(distances),
         }
 
     def collect_features(self, task, batches):

@@ -87,11 +87,11 @@ def naive_terms(naive, laboratory, index, batch):
     squares = naive.squares(student.features[::every], teacher.features[::every])
     mean_norm = sum(map(math.sqrt, squares)) / len(squares)
     terms["l2"] = lambda_l2 * (mean_norm if f.l2_reduction == "mean_norm" else math.sqrt(sum(squares)))
-    terms["kl"] = 0.0
+    terms["aux_kl"] = 0.0
     weight = ratio if e.lambda_kl is None else e.lambda_kl
     for stage in range(3):
         old = naive.head(method.teacher.network.auxiliaries[stage].head, teacher.auxiliary[stage])
-        terms["kl"] += weight * naive.divergence(student_logits[stage], old, e.tau)
+        terms["aux_kl"] += weight * naive.divergence(student_logits[stage], old, e.tau)
     return terms
 
 
@@ -123,7 +123,7 @@ def test_the_objective_is_the_papers_equation_or_the_releases_code(naive, at_tas
     laboratory, phase = at_task(index, options)
     batch, terms = computed(phase)
     assert terms == pytest.approx(naive_terms(naive, laboratory, index, batch), rel=1e-4)
-    assert set(terms) == ({"ce", "replay", "l2", "kl"} if index else {"ce", "aux_ce"})
+    assert set(terms) == ({"ce", "replay", "l2", "aux_kl"} if index else {"ce", "aux_ce"})
     assert min(terms.values()) > 1e-3
 
 
@@ -133,7 +133,7 @@ FIXED = {"head": {"growth": "fixed"}}
 SWITCHES = {
     "lambda_ce": ({}, {"lambda_ce": 4.0}, {"replay"}),
     "lambda_l2": ({}, {"lambda_l2": 4.0}, {"l2"}),
-    "ratio": ({}, {"fidelity": {"ratio": "integer"}}, {"replay", "l2", "kl"}),
+    "ratio": ({}, {"fidelity": {"ratio": "integer"}}, {"replay", "l2", "aux_kl"}),
     "normalize_ce": ({}, {"fidelity": {"normalize_ce": True}}, {"ce", "replay"}),
     "lambda_ce normalized": (
         {"fidelity": {"normalize_ce": True}},
@@ -146,11 +146,11 @@ SWITCHES = {
     "ce_new all": (FIXED, FIXED | {"fidelity": {"ce_new": "all"}}, {"ce"}),
     "ce_replay old": ({}, {"fidelity": {"ce_replay": "old"}}, {"replay"}),
     "ce_replay all": (FIXED, FIXED | {"fidelity": {"ce_replay": "all"}}, {"replay"}),
-    "lambda_kl": ({}, {"embedding": {"lambda_kl": 4.0}}, {"kl"}),
-    "views": ({}, {"embedding": {"views": "none"}}, {"kl"}),
+    "lambda_kl": ({}, {"embedding": {"lambda_kl": 4.0}}, {"aux_kl"}),
+    "views": ({}, {"embedding": {"views": "none"}}, {"aux_kl"}),
     "aux_batch_norm": ({}, {"fidelity": {"aux_batch_norm": "views"}}, set()),
-    "tau": ({}, {"embedding": {"tau": 1.0}}, {"kl"}),
-    "aux_classes": ({}, {"fidelity": {"aux_classes": "all"}}, {"kl"}),
+    "tau": ({}, {"embedding": {"tau": 1.0}}, {"aux_kl"}),
+    "aux_classes": ({}, {"fidelity": {"aux_classes": "all"}}, {"aux_kl"}),
     "last_stage": ({}, {"embedding": {"last_stage": True}}, set()),
 }
 
@@ -191,7 +191,7 @@ def test_student_and_teacher_agree_when_a_task_begins(lab):
     laboratory.begin(1)
     _, terms = computed(next(laboratory.method.phases(laboratory.task(1))))
     assert terms["l2"] == 0
-    assert terms["kl"] == 0
+    assert terms["aux_kl"] == 0
     assert terms["ce"] > 0
 
 
@@ -199,10 +199,10 @@ def test_student_and_teacher_agree_when_a_task_begins(lab):
     ("options", "absent"),
     [
         ({"lambda_l2": 0.0}, {"l2"}),
-        ({"embedding": {"lambda_kl": 0.0}}, {"kl"}),
-        ({"embedding": None}, {"kl"}),
-        ({"lambda_l2": 0.0, "embedding": {"lambda_kl": 0.0}}, {"l2", "kl"}),
-        ({"lambda_l2": 0.0, "embedding": None}, {"l2", "kl"}),
+        ({"embedding": {"lambda_kl": 0.0}}, {"aux_kl"}),
+        ({"embedding": None}, {"aux_kl"}),
+        ({"lambda_l2": 0.0, "embedding": {"lambda_kl": 0.0}}, {"l2", "aux_kl"}),
+        ({"lambda_l2": 0.0, "embedding": None}, {"l2", "aux_kl"}),
         ({"lambda_ce": 0.0}, {"replay"}),
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
@@ -214,11 +214,11 @@ def test_a_weight_of_zero_leaves_the_term_out(at_task, options, absent):
     laboratory.method.teacher.network.backbone.stages[0].register_forward_hook(lambda *_: old.append("teacher"))
     laboratory.method.generator.old.network.decoder.register_forward_hook(lambda *_: old.append("generator"))
     _, terms = computed(phase)
-    assert set(terms) == {"ce", "replay", "l2", "kl"} - absent
+    assert set(terms) == {"ce", "replay", "l2", "aux_kl"} - absent
     # views serve embedding distillation; the teacher serves either distillation, the old generator serves replay
     asked = [] if "replay" in absent else ["generator"]
-    asked += [] if absent >= {"l2", "kl"} else ["teacher"]
-    assert (rows, sorted(old)) == ([12 if "kl" in absent else 48], asked)
+    asked += [] if absent >= {"l2", "aux_kl"} else ["teacher"]
+    assert (rows, sorted(old)) == ([12 if "aux_kl" in absent else 48], asked)
 
 
 def solver_weights(lab, index=1, **options):
@@ -236,11 +236,14 @@ def test_equation_8_is_a_plain_sum(lab):
 @pytest.mark.parametrize(
     ("options", "weights"),
     [
-        ({}, {"ce": 1, "replay": 1.5, "l2": 1.5, "kl": 1.5}),  # three old classes, two new ones
-        ({"fidelity": {"normalize_ce": True}}, {"ce": 1 / 2.5, "replay": 1.5 / 2.5, "l2": 1.5, "kl": 1.5}),
-        ({"lambda_ce": 5.0, "fidelity": {"normalize_ce": True}}, {"ce": 1 / 6, "replay": 5 / 6, "l2": 1.5, "kl": 1.5}),
-        ({"lambda_ce": 5.0, "lambda_l2": 2.0}, {"ce": 1, "replay": 5, "l2": 2, "kl": 1.5}),
-        ({"lambda_ce": 0.0, "fidelity": {"normalize_ce": True}}, {"ce": 1, "replay": 0, "l2": 1.5, "kl": 1.5}),
+        ({}, {"ce": 1, "replay": 1.5, "l2": 1.5, "aux_kl": 1.5}),  # three old classes, two new ones
+        ({"fidelity": {"normalize_ce": True}}, {"ce": 1 / 2.5, "replay": 1.5 / 2.5, "l2": 1.5, "aux_kl": 1.5}),
+        (
+            {"lambda_ce": 5.0, "fidelity": {"normalize_ce": True}},
+            {"ce": 1 / 6, "replay": 5 / 6, "l2": 1.5, "aux_kl": 1.5},
+        ),
+        ({"lambda_ce": 5.0, "lambda_l2": 2.0}, {"ce": 1, "replay": 5, "l2": 2, "aux_kl": 1.5}),
+        ({"lambda_ce": 0.0, "fidelity": {"normalize_ce": True}}, {"ce": 1, "replay": 0, "l2": 1.5, "aux_kl": 1.5}),
     ],
     ids=str,
 )
@@ -283,7 +286,7 @@ PULLS = {
     (1, "ce"): {"stage 1", "stage 2", "stage 3", "stage 4", "head"},
     (1, "replay"): {"head"},
     (1, "l2"): {"stage 1", "stage 2", "stage 3", "stage 4"},
-    (1, "kl"): {"stage 1", "stage 2", "stage 3", "auxiliary"},
+    (1, "aux_kl"): {"stage 1", "stage 2", "stage 3", "auxiliary"},
 }
 
 

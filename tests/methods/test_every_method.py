@@ -37,9 +37,9 @@ OWN = {
         "method.generator.hidden": 64,
     },
     "tag": {"train.epochs": 12},  # fewer leave it at the limit, on one side or the other by rounding
-    "gc": {"method.features.features": 2, "method.generator.train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
+    "gc": {"method.features.passes": 2, "method.generator.train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
     "bir": {
-        "method.features.features": 2,
+        "method.features.passes": 2,
         "method.generator": {"hidden": 64, "latent": 16, "train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
     },
     "abd": {"train.epochs": 8, "method.generator": {"latent": 32, "train": {"steps": 60, "batch_size": 16}}},
@@ -170,7 +170,7 @@ def test_without_its_own_term_it_is_the_base(runtime, name):
 @pytest.mark.parametrize("name", [name for name in EQUAL if not name.startswith("b")])
 def test_with_its_own_term_it_is_not(runtime, name):
     if name in ("il2m",):
-        pytest.skip("what it adds is in the answer rule")
+        pytest.skip("what it adds is in the prediction rule")
     _, base, options = EQUAL[name]
     one = Course(runtime, name, DIGITS | SHORT, tasks=2)
     other = Course(runtime, base, DIGITS | SHORT | options, tasks=2)

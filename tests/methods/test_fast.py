@@ -13,15 +13,15 @@ from etag.models.backbone import BACKBONES, ModelOptions
 
 
 def test_half_the_length_is_half_of_everything_that_is_counted_in_epochs():
-    training = TrainOptions(epochs=9, decay_every=4, milestones=(3, 8), length=0.5)
+    training = TrainOptions(epochs=9, decay_every=4, milestones=(3, 8), length_factor=0.5)
     shorter = training.for_task(1)
     assert (shorter.epochs, shorter.decay_every, shorter.milestones, shorter.steps) == (4, 2, (2, 4), None)
-    assert TrainOptions(steps=30, length=0.5).for_task(1).steps == 15
-    assert TrainOptions(epochs=1, length=0.1).for_task(1).epochs == 1
+    assert TrainOptions(steps=30, length_factor=0.5).for_task(1).steps == 15
+    assert TrainOptions(epochs=1, length_factor=0.1).for_task(1).epochs == 1
 
 
 def test_a_length_counts_once_and_for_the_base_task_too():
-    training = TrainOptions(epochs=10, length=0.5, base={"epochs": 20})
+    training = TrainOptions(epochs=10, length_factor=0.5, base={"epochs": 20})
     assert training.for_task(0).epochs == 10
     assert training.for_task(0).for_task(0).epochs == 10
 
@@ -56,21 +56,21 @@ def test_auxiliaries_are_as_asked_for(lab):
 
 
 def test_the_preset_is_for_what_a_method_has():
-    fast = resolve("digits", {"method": "etag"}, changed_defaults="fast")
+    fast = resolve("digits", {"method": "etag"}, preset="fast")
     assert (fast.method.embedding.views_per_image, fast.method.embedding.branches) == (1, "short")
     assert (fast.train.for_task(0).epochs, fast.train.for_task(1).epochs) == (24, 9), "of 15 epochs"
-    assert resolve("digits", {"method": "fine"}, changed_defaults="fast") == resolve("digits", {"method": "fine"})
-    assert resolve("digits", {"method": "elwf"}, changed_defaults="fast").method.embedding.views_per_image == 1
-    switched_on = resolve("digits", {"method": "lwf", "method.embedding": {}}, changed_defaults="fast")
+    assert resolve("digits", {"method": "fine"}, preset="fast") == resolve("digits", {"method": "fine"})
+    assert resolve("digits", {"method": "elwf"}, preset="fast").method.embedding.views_per_image == 1
+    switched_on = resolve("digits", {"method": "lwf", "method.embedding": {}}, preset="fast")
     assert switched_on.method.embedding.views_per_image == 1
 
 
 def test_what_is_asked_for_wins_over_the_preset():
-    config = resolve("digits", {"method": "etag"}, ["method.embedding.views_per_image=3"], changed_defaults="fast")
+    config = resolve("digits", {"method": "etag"}, ["method.embedding.views_per_image=3"], preset="fast")
     assert config.method.embedding.views_per_image == 3
 
 
 def test_an_unknown_preset_is_an_error_that_names_those_there_are():
     with pytest.raises(EtagError, match="fast"):
-        resolve("digits", changed_defaults="quick")
+        resolve("digits", preset="quick")
     assert not [name for name in recipes.available() if "preset" in name]

@@ -49,11 +49,11 @@ def test_a_new_method_has_its_prefix_at_once(monkeypatch):
     assert METHODS["emine"].is_e_variant
 
 
-def test_a_preset_goes_below_what_is_given_and_above_the_defaults():
-    of = METHODS["etag"]
-    made = variant(of, "warm", of.info, {"embedding": {"tau": 5.0}}).Options
+def test_changed_defaults_go_below_what_is_given_and_above_the_defaults():
+    parent = METHODS["etag"]
+    made = variant(parent, "warm", parent.info, {"embedding": {"tau": 5.0}}).Options
     assert made(name="warm").embedding.tau == 5.0
-    assert made(name="warm").guidance, "what it derives from has a preset too"
+    assert made(name="warm").guidance, "what it derives from has changed defaults too"
     assert made(name="warm", embedding={"views": "none"}).embedding.tau == 5.0
     assert made(name="warm", embedding={"tau": 2.0}).embedding.tau == 2.0
     assert made(name="warm", embedding=None).embedding is None

@@ -56,7 +56,7 @@ OPTIONS = {
     "without bias": ("fine", {"head": {"bias": False}}),
     "fixed": ("fine", {"head": {"growth": "fixed"}}),
     "unseen classes compete": ("etag", {"head": {"growth": "fixed"}, "fidelity": {"argmax": "all"}}),
-    "heads compared by logit": ("lwf", {"head": {"rule": "logit"}}),
+    "heads compared by logit": ("lwf", {"head": {"compare": "logit"}}),
     "heads of fine-tuning": ("fine", {"head": {"per_task": True}}),
     "sampled likelihoods": ("gc", {"samples": 4}),
     "not rectified": ("il2m", {"rectify": False}),

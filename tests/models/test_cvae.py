@@ -80,8 +80,8 @@ def test_generated_features_depend_on_the_class():
     assert not torch.equal(zero, one)
 
 
-def test_residuals_give_generated_features_the_mean_and_covariance_of_real_ones():
-    """Generated features plus residuals have the mean and covariance of the real features."""
+def test_decoder_noise_gives_generated_features_the_mean_and_covariance_of_real_ones():
+    """Generated features plus decoder noise have the mean and covariance of the real features."""
     draws = Stream.root(0).torch_generator()
     real = [5 + torch.randn(4000, 3, generator=draws) @ torch.tensor([[1.0, 0, 0], [0.5, 1, 0], [0, 0.3, 0.2]]).T]
     real.append(real[0] + 3)
@@ -111,7 +111,7 @@ def test_residual_covariance_is_the_mean_over_classes_and_features_stay_nonnegat
     assert decoder_noise.added(torch.zeros(50, 2), torch.zeros(50).long(), noise).min() == 0
 
 
-def test_residuals_of_any_number_of_classes_can_be_loaded():
+def test_decoder_noise_of_any_number_of_classes_can_be_loaded():
     vae = ConditionalVAE(2, 3, 4, decoder_noise=True)
     vae.decoder_noise.learn(torch.ones(3, 2), torch.eye(2))
     other = ConditionalVAE(2, 3, 4, decoder_noise=True)

@@ -232,7 +232,7 @@ def test_the_options_choose_the_head_and_whether_features_may_be_negative(option
         ({"per_task": True, "kind": "proxies"}, "choose kind=linear instead of proxies"),
         ({"kind": "linaer"}, "'linear', 'cosine' or 'proxies'"),
         ({"growth": "shrinking"}, "'growing' or 'fixed'"),
-        ({"answer": "best"}, "'probability' or 'logit'"),
+        ({"compare": "best"}, "'probability' or 'logit'"),
         ({"proxies": 0}, "greater than 0"),
         ({"scale": 0}, "greater than 0"),
     ],

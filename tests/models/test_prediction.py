@@ -1,4 +1,4 @@
-"""The answer rules: scores of the classes from features, and how a rule is built again from its description."""
+"""The prediction rules: scores of the classes from features, and how a rule is built again from its description."""
 
 import json
 import math

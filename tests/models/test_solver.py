@@ -399,9 +399,9 @@ def test_passing_apart_leaves_batch_norm_as_it_was():
 
 
 @pytest.mark.parametrize("need", [Need.LOGITS, BOTH], ids=str)
-@pytest.mark.parametrize("old_classes", [True, False])
+@pytest.mark.parametrize("train_old_rows", [True, False])
 @pytest.mark.parametrize("cosine", [False, True])
-def test_old_classes_may_be_left_out_of_what_is_used(need, train_old_rows, cosine):
+def test_old_rows_of_the_head_may_be_left_out_of_what_is_trained(need, train_old_rows, cosine):
     made = solver(3, head={"kind": "cosine" if cosine else "linear"})
     for number in range(2):
         made.head.grow(2, STREAM.torch_generator("more", number))

@@ -110,7 +110,7 @@ def random_steps(rng: np.random.Generator, tasks: int, steps: int = 400) -> list
     lines = []
     for task in range(tasks):
         for phase, terms in (
-            ("solver", ["ce", "aux_ce", "kl", "l2", "replay"]),
+            ("solver", ["ce", "aux_ce", "aux_kl", "l2", "replay"]),
             ("generator", ["reconstruction", "kl"]),
         ):
             for step in range(10, steps + 1, 10):

@@ -432,9 +432,9 @@ def report(*words):
 
 def test_the_command_distinguishes_runs_from_folders_of_runs(tmp_path):
     run = write_run(tmp_path / "runs" / "etag-seed0", optional=False)
-    published = [report(folder, "--out", tmp_path / "page.html").output for folder in (run, run.parent)]
-    assert published[0].startswith("comparison of 1 run(s): ")
-    assert published[1].startswith("report of 1 run(s) on 1 split(s): ")
+    printed = [report(folder, "--out", tmp_path / "page.html").output for folder in (run, run.parent)]
+    assert printed[0].startswith("comparison of 1 run(s): ")
+    assert printed[1].startswith("report of 1 run(s) on 1 split(s): ")
 
 
 @pytest.mark.parametrize("named", [True, False])

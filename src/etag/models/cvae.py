@@ -71,8 +71,8 @@ class DecoderNoise(StoredTensors):
 
 class ConditionalVAE(nn.Module):
     """Encoder q(z | f, y) and decoder p(f | y, z), with two hidden layers each. The output ends in a ReLU, since
-    features are not negative; with `bounded` it ends in a sigmoid, for pixels. With `residuals` the statistics of the
-    decoder's errors are stored too."""
+    features are not negative; with `bounded` it ends in a sigmoid, for pixels. With `decoder_noise` the statistics of
+    the decoder's errors are stored too."""
 
     def __init__(
         self, features: int, latent: int = 200, hidden: int = 512, bounded: bool = False, decoder_noise: bool = False

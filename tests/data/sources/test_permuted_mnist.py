@@ -61,8 +61,8 @@ def test_with_domains_every_task_has_the_same_ten_classes(options):
     separate, _ = build_scenario(options, "b0-3x10", seed=0)
     shared, _ = build_scenario(options.model_copy(update={"domains": True}), "b0-3x10", seed=0)
     assert shared.classes == tuple("0123456789")
-    assert shared.classes_per_task == [10, 0, 0]
-    assert shared.classes_in_task == [10, 10, 10]
+    assert shared.new_classes_per_task == [10, 0, 0]
+    assert shared.classes_present_per_task == [10, 10, 10]
     assert [(task.num_old, task.num_new, task.num_seen) for task in shared] == [(0, 10, 10), (10, 0, 10), (10, 0, 10)]
     for number, (left, right) in enumerate(zip(separate, shared, strict=True)):
         assert torch.equal(left.train.pixels, right.train.pixels)

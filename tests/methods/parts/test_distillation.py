@@ -153,8 +153,8 @@ def pulled(networks):
 def test_attention_alone_pulls_at_the_students_backbone(networks, stage):
     _, value = attention(networks, stage)
     value.backward()
-    with_prefix = {name for name, _ in networks[0].backbone.named_parameters() if int(name.split(".")[1]) < stage}
-    assert with_prefix <= pulled(networks)
+    below = {name for name, _ in networks[0].backbone.named_parameters() if int(name.split(".")[1]) < stage}
+    assert below <= pulled(networks)
     assert all(parameter.grad is None for parameter in networks[1].parameters())
 
 

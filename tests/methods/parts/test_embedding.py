@@ -92,7 +92,7 @@ def test_distillation_compares_the_teachers_outputs(lab, disturb, naive, kind):
     phase, said = laboratory.works(1)["solver"], []
     laboratory.method.solver.register_forward_hook(lambda *call: said.append(call[-1]))
     laboratory.method.teacher.network.register_forward_hook(lambda *call: said.append(call[-1]))
-    kl = phase.module.eval()(next(phase.batches.epoch(0)))["kl"].item()
+    kl = phase.module.eval()(next(phase.batches.epoch(0)))["aux_kl"].item()
     teacher, student = said
     assert {logits.shape[1] for logits in teacher.auxiliary} == {28 if kind == "all" else 12}
     pairs = zip(student.auxiliary, teacher.auxiliary, strict=True)
@@ -139,7 +139,7 @@ def test_three_auxiliaries_are_distilled_where_four_were_trained(lab, disturb):
         laboratory.begin(0, 1)
         disturb(laboratory.method.solver)
         phase = laboratory.works(1)["solver"]
-        found.append(phase.module.eval()(next(phase.batches.epoch(0)))["kl"].item())
+        found.append(phase.module.eval()(next(phase.batches.epoch(0)))["aux_kl"].item())
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert found[0] > 0
 
@@ -233,7 +233,7 @@ def values(phase):
 def test_all_views_chosen_of_each_image_are_no_choice_at_all(solver_phase, embedding, rest, index):
     whole, chosen = (values(solver_phase(index, embedding | some, **rest)) for some in ({}, {"views_per_image": 4}))
     assert chosen == pytest.approx(whole, rel=1e-5)
-    assert ("kl" if index else "aux_ce") in chosen
+    assert ("aux_kl" if index else "aux_ce") in chosen
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -241,7 +241,7 @@ def test_all_views_chosen_of_each_image_are_no_choice_at_all(solver_phase, embed
 def test_terms_and_gradients_of_some_views_are_right_on_average(solver_phase, number, index):
     """Each of four cyclic choices selects other views of each image; their mean is the value of all views."""
     whole, some = (solver_phase(index, rest) for rest in ({}, {"views_per_image": number}))
-    name = "kl" if index else "aux_ce"
+    name = "aux_kl" if index else "aux_ce"
 
     def found(phase, by=0):
         batch, solver = next(phase.batches.epoch(0)), phase.module.solver

@@ -13,7 +13,7 @@ def class_ratio(task, kind):
 
 def tasks_of(split):
     sizes = parse_split(split)
-    return [Task(t, sum(sizes[:t]), new, None, None, base=sizes[0]) for t, new in enumerate(sizes)]
+    return [Task(t, sum(sizes[:t]), new, None, None, num_base=sizes[0]) for t, new in enumerate(sizes)]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def task(index):
     labels, numbers = old + order % new, order // new
     pixels = torch.zeros(new * EACH, 1, 2, 2, dtype=torch.uint8)
     pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = labels.byte(), numbers.byte()
-    return Task(index, old, new, MemoryImages(pixels, labels), MemoryImages(pixels, labels), base=CLASSES[0])
+    return Task(index, old, new, MemoryImages(pixels, labels), MemoryImages(pixels, labels), num_base=CLASSES[0])
 
 
 def features_of(task):

@@ -248,7 +248,7 @@ def test_the_networks_size_is_an_option(lab):
     assert generator.decoder_out.weight.shape == (32, 7)
 
 
-def test_residuals_give_generated_features_the_spread_of_real_ones(lab):
+def test_decoder_noise_gives_generated_features_the_spread_of_real_ones(lab):
     """Of features with a spread that a hardly trained VAE knows nothing of."""
     laboratory = lab("etag", {"generator": {"decoder_noise": True}})
     laboratory.begin(0)
@@ -272,7 +272,7 @@ def test_residuals_give_generated_features_the_spread_of_real_ones(lab):
         assert made[own].var(0).mean() == pytest.approx(features[own].var(0).mean().item(), rel=0.15)
 
 
-def test_without_residuals_the_decoders_mean_is_replayed(at_task):
+def test_without_decoder_noise_the_decoders_mean_is_replayed(at_task):
     laboratory, _ = at_task(1)
     generator, batch = laboratory.method.generator, next(laboratory.works(1)["solver"].batches.epoch(0))
     labels, made = generator.replay(batch, laboratory.task(1), 6)
