@@ -54,7 +54,7 @@ def main() -> None:
                         every_steps=options.steps // 2,
                         is_writer=True,
                         stop=Stop(),
-                        say=print,
+                        print_line=print,
                     )
                 began = time.perf_counter()
                 engine.train(next(method.phases(task)), checkpointer)

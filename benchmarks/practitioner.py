@@ -43,7 +43,7 @@ def trial(home: Path, method: str, seed: int, settings: list[str]) -> dict[str, 
         if not ModelDirectory(model).exists() or set_of(images / lesson).isdisjoint(
             ModelDirectory(model).about().classes
         ):
-            learn_folder(model, images / lesson, {} if lesson == "B" else given, settings, say=print)
+            learn_folder(model, images / lesson, {} if lesson == "B" else given, settings, print_line=print)
     found = evaluate_folder(model, images / "test", images / "unknown")
     groups = {"old": set_of(images / "A"), "new": set_of(images / "B"), "all": set_of(images / "test")}
     accuracy = {

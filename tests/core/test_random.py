@@ -64,7 +64,7 @@ def test_shares_partition_the_rows_evenly(rows, world):
     [
         lambda draws, rows: draws.normal("noise", rows, 4),
         lambda draws, rows: draws.integers("labels", 2, 9, rows),
-        lambda draws, rows: draws.order("views", rows),
+        lambda draws, rows: draws.ranks("views", rows),
     ],
     ids=["normal", "integers", "order"],
 )
@@ -101,5 +101,5 @@ def test_order_is_random_and_differs_by_purpose_and_step():
 def test_order_stays_on_the_cpu():
     placement = Placement(torch.device("meta"), rank=1, world=2)
     draws = Draws(Stream.root(0), placement)
-    assert draws.order("views", 8).device.type == "cpu"
+    assert draws.ranks("views", 8).device.type == "cpu"
     assert draws.integers("labels", 0, 3, 8).device.type == "meta"

@@ -137,7 +137,7 @@ def test_reading_files_does_not_use_global_random_generators(images, workers):
 def test_batches_are_read_lazily(with_bad_files):
     all_files, _ = with_bad_files(1)
     rows = torch.arange(10)
-    batches = all_files.batches([rows, torch.tensor([10])])
+    batches = all_files.read([rows, torch.tensor([10])])
     assert torch.equal(next(batches), all_files.select(rows).in_memory().pixels)
     with pytest.raises(EtagError, match=r"bad0\.png"):
         next(batches)
@@ -147,7 +147,7 @@ def test_batches_are_read_lazily(with_bad_files):
 def test_an_unreadable_file_raises_an_error_at_its_batch(with_bad_files, workers):
     all_files, bad = with_bad_files(1, workers)
     with pytest.raises(EtagError) as caught:
-        list(all_files.batches([torch.tensor([0, 1]), torch.tensor([2, 10])]))
+        list(all_files.read([torch.tensor([0, 1]), torch.tensor([2, 10])]))
     assert str(caught.value) == (f"1 image file cannot be read: {bad[0]} (not an image); replace or remove it.")
 
 
@@ -240,7 +240,7 @@ def mixed(request, files, memory, mixed_files_and_pixels):
 
 
 def read_batches(images, *batches):
-    return list(images.batches([torch.tensor(rows, dtype=torch.long) for rows in batches]))
+    return list(images.read([torch.tensor(rows, dtype=torch.long) for rows in batches]))
 
 
 # batches ------------------------------------------------------------------------------------------

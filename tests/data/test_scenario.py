@@ -147,7 +147,7 @@ def test_an_unreadable_order_file_is_an_error(tmp_path, content):
 # -- subsets of classes ----------------------------------------------------------------------------
 
 SOME = dataset(
-    *(str(number) for number in range(100)), used=10
+    *(str(number) for number in range(100)), default_classes=10
 )  # uses ten of them by default, as ImageNet-sub uses 100
 
 
@@ -224,7 +224,7 @@ def test_requesting_more_classes_than_the_data_has_is_an_error():
     ):
         class_order(ANIMALS, DataOptions(classes=5), seed=0)
     with pytest.raises(EtagError, match="10 classes were requested, but the data has 4"):
-        class_order(dataset("cat", "dog", "emu", "yak", used=10), DataOptions(), seed=0)
+        class_order(dataset("cat", "dog", "emu", "yak", default_classes=10), DataOptions(), seed=0)
 
 
 def test_a_split_divides_the_classes_used():

@@ -164,7 +164,9 @@ def test_groups_take_turns_and_step_only_their_own_parameters():
     duel, recorder = Duel(), Recorder()
     groups = (
         ParameterGroup([duel.left], name="left"),
-        ParameterGroup([duel.right], name="right", interval=2, training=TrainOptions(lr=0.5, optimizer="sgd", momentum=0)),
+        ParameterGroup(
+            [duel.right], name="right", interval=2, training=TrainOptions(lr=0.5, optimizer="sgd", momentum=0)
+        ),
     )
     engine(recorder).train(phase(duel, groups=groups, epochs=1, lr=0.1, weight_decay=0))
     assert duel.turns == ["left", "right", "left", "left", "right"]

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from etag.core.outputs import Need
-from etag.core.random import Placement
 from etag.core.scenario import Task
-from etag.evaluation.evaluate import evaluate, features_pass, predictions_pass
+from etag.evaluation.evaluate import evaluate, predictions_pass
 from etag.models.prediction import HeadRule, PredictionRule
 
 
@@ -16,7 +15,7 @@ def two_tasks(*images):
 
 def predictions(*rows):
     """Rows of (label, prediction, prediction within the task)."""
-    return dict(zip(("label", "prediction", "within"), torch.tensor(rows).T, strict=True))
+    return dict(zip(("label", "prediction", "task_aware"), torch.tensor(rows).T, strict=True))
 
 
 def test_accuracies_and_confusion_by_hand():
@@ -69,8 +68,8 @@ def images_of(tasks):
 def evaluation_pass(laboratory, tasks, classifier=None, **options):
     method = laboratory.method
     classifier = classifier or method.classifier()
-    images = images_of(tasks)
-    return predictions_pass(images, classifier, method.task_sizes, laboratory.preprocess, Placement(), **options)
+    batches = method.pass_batches("evaluation", images_of(tasks))
+    return predictions_pass(batches, classifier, method.task_sizes, **options)
 
 
 @pytest.mark.parametrize("argmax", ["seen", "all"])
@@ -78,7 +77,7 @@ def test_the_pass_predicts_as_the_solver_does_image_by_image(learned, argmax, di
     laboratory = learned(argmax)
     method, tasks = laboratory.method, laboratory.scenario.tasks[:2]
     (block,) = disturb(method.solver.head, scale=1.0).blocks
-    found = features_pass(images_of(tasks), method.classifier(), laboratory.preprocess, Placement())
+    found = method.features_pass("features", images_of(tasks))
     features = laboratory.engine.run_pass(found)["features"]
     block.bias.data = -block.weight.data @ features.mean(0)  # so that predictions are many and various
     found = laboratory.engine.run_pass(evaluation_pass(laboratory, tasks))
@@ -90,7 +89,7 @@ def test_the_pass_predicts_as_the_solver_does_image_by_image(learned, argmax, di
             logits = method.solver.eval()(inputs, Need.LOGITS).logits[0].tolist()
             prediction = max(range(competing), key=logits.__getitem__)
             expected.append((label, prediction, max(range(task.num_old, task.num_seen), key=logits.__getitem__)))
-    assert list(zip(*(found[name].tolist() for name in ("label", "prediction", "within")), strict=True)) == expected
+    assert list(zip(*(found[name].tolist() for name in ("label", "prediction", "task_aware")), strict=True)) == expected
     assert len({prediction for _, prediction, _ in expected}) > 3
     assert any(prediction >= 5 for _, prediction, _ in expected) is (argmax == "all")
 
@@ -133,7 +132,7 @@ def test_scores_may_be_shifted_and_negative(learned):
     )
     shifted.rule = Shifted(HeadRule(laboratory.method.solver.head, 5))
     found = [laboratory.engine.run_pass(evaluation_pass(laboratory, tasks, c)) for c in (plain, shifted)]
-    assert all(torch.equal(found[0][name], found[1][name]) for name in ("prediction", "within"))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in ("prediction", "task_aware"))
 
 
 def test_the_pass_returns_log_probabilities_where_they_are_asked_for(learned):
@@ -149,8 +148,8 @@ def test_the_pass_returns_log_probabilities_where_they_are_asked_for(learned):
 
 def test_features_are_those_of_the_images_in_order(learned):
     laboratory = learned()
-    images, classifier = laboratory.scenario.tasks[0].test, laboratory.method.classifier()
-    found = laboratory.engine.run_pass(features_pass(images, classifier, laboratory.preprocess, Placement()))
+    images = laboratory.scenario.tasks[0].test
+    found = laboratory.engine.run_pass(laboratory.method.features_pass("features", images))
     assert torch.equal(found["labels"], images.labels)
     alone = [laboratory.preprocess.centered(pixels[None]) for pixels in images.pixels]
     expected = torch.cat([laboratory.method.solver(inputs, Need.FEATURE).feature for inputs in alone])

@@ -3,11 +3,11 @@ import pytest
 from etag.evaluation.metrics import (
     METRICS,
     Metric,
+    accuracy_after_each_task,
     average_accuracy,
     forgetting,
     forgetting_over_all_tasks,
     forgetting_per_task,
-    step_accuracies,
     stored_summary,
     summary,
 )
@@ -30,7 +30,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("matrix", "weighted", "steps", "accuracy", "lost", "forgotten"), TABLE)
 def test_the_metrics_of_three_tasks_by_hand(matrix, weighted, steps, accuracy, lost, forgotten):
-    assert step_accuracies(matrix, CLASSES, weighted) == pytest.approx(steps)
+    assert accuracy_after_each_task(matrix, CLASSES, weighted) == pytest.approx(steps)
     assert average_accuracy(matrix, CLASSES, weighted) == pytest.approx(accuracy)
     assert forgetting_per_task(matrix) == pytest.approx(lost)
     assert forgetting(matrix, CLASSES, weighted) == pytest.approx(forgotten)

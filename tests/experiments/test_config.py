@@ -85,7 +85,7 @@ def test_a_setting_inside_a_group_keeps_the_groups_own_defaults():
 
 def test_a_resolved_config_resolves_to_itself():
     config = resolve("digits", settings=["method.lambda_l2=0.5"])
-    assert validate(config.plain()) == config
+    assert validate(config.to_json()) == config
 
 
 def test_a_recipe_can_be_a_file(tmp_path):

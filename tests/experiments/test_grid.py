@@ -93,7 +93,7 @@ def test_the_command_of_a_run_can_be_pasted(tmp_path, settings):
     done = CliRunner().invoke(app, [*shlex.split(run.command)[1:], "--dry-run"])
     assert done.exit_code == 0, done.output
     printed = yaml.safe_load(done.stdout.partition("parameters at the end")[0])
-    assert printed == json.loads(json.dumps(run.config.plain()))
+    assert printed == json.loads(json.dumps(run.config.to_json()))
 
 
 def test_a_variant_overrides_single_options_of_a_mapping_and_leaves_other_runs_alone(tmp_path):

@@ -31,7 +31,7 @@ def workers():
 def test_a_run_whose_worker_is_killed_is_finished_by_another(tmp_path):
     settings = TINY | {"train.epochs": 12, "runtime.checkpoint_steps": 10}
     file = grid_file(tmp_path, methods=["gfr"], seeds=[0, 1], settings=settings)
-    words = ["bench", file, "--store", "store", "--results", "results", "--engine", "ray", "--jobs", "2"]
+    words = ["bench", file, "--store", "store", "--results", "results", "--on", "ray", "--jobs", "2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "etag.cli", *words],
         cwd=tmp_path,

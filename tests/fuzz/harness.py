@@ -24,6 +24,7 @@ import pyarrow.parquet
 from PIL import Image
 
 from etag.core.errors import EtagError
+from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
 from etag.data.decode import UnreadableImage, decode
 from etag.data.scenario import build_scenario
@@ -158,9 +159,10 @@ class Checkpoint(Target):
     def read(self):
         directory = RunDirectory(self.folder / "run")
         method, about = directory.model.load_method()
-        options = {"every": 0.0, "every_steps": None, "is_writer": False, "stop": Stop(), "say": lambda _: None}
         checkpoints = directory.model.unfinished / "checkpoints"
-        checkpointer = TaskCheckpointer(checkpoints, method, len(about.history), **options)
+        checkpointer = TaskCheckpointer(
+            checkpoints, method, len(about.history), RuntimeOptions(), False, Stop(), lambda _: None
+        )
         log = StepLog(directory.steps)
         try:
             log.on_task_begin(Task(1, 2, 2, None, None, num_base=2), checkpointer.saved_steps)

@@ -35,7 +35,7 @@ class Course:
         if self.directory.exists():
             method, about = self.directory.load_method(self.runtime.placement)
         else:
-            config = LearnerConfig.from_plain(self.config.plain()).plain()
+            config = LearnerConfig.from_json(self.config.to_json()).to_json()
             about = ModelInfo(
                 config, self.preprocess, self.scenario.channels, expected_classes=len(self.scenario.classes)
             )

@@ -144,7 +144,7 @@ def test_another_thread_interrupts_it_and_it_is_resumed_bit_equal(course, monkey
     assert list((cut.directory.unfinished / "checkpoints").glob("checkpoint-*.json")), "it stopped at a checkpoint"
     assert cut.directory.exists() == (task > 0)
     messages, again = [], Meeting(-1, "", 0)
-    learner = cut.learn(*range(task, 2), learner=cut.learner([again], say=messages.append))
+    learner = cut.learn(*range(task, 2), learner=cut.learner([again], print_line=messages.append))
     assert any(f"resuming task {task + 1} at step {place[2]} of phase '{place[1]}'" in text for text in messages)
     if task == 1:
         assert again.done == done
@@ -165,7 +165,7 @@ def test_stop_is_heeded_in_data_passes_and_between_tasks(course):
         made.learn(0, learner=made.learner([InEvaluation()], stop=stop))
     assert not made.directory.exists(), "the task is not evaluated, so it is not saved"
     messages = []
-    made.learn(0, learner=made.learner(say=messages.append))
+    made.learn(0, learner=made.learner(print_line=messages.append))
     assert messages == ["resuming task 1 at the end of phase 3."]
 
     class AfterSaving(Callback):
@@ -190,7 +190,7 @@ def test_checkpoints_of_other_images_are_not_resumed(course, monkeypatch):
     with pytest.raises(Interrupted):
         made.learn(0, learner=made.learner([Ask()], stop=stop), fingerprint="some images")
     messages = []
-    made.learn(0, learner=made.learner(say=messages.append), fingerprint="other images")
+    made.learn(0, learner=made.learner(print_line=messages.append), fingerprint="other images")
     assert messages == []
 
 

@@ -10,7 +10,7 @@ import torch
 from tests.runs import tensors
 
 from etag.core.errors import EtagError
-from etag.learner.model_directory import ModelDirectory, ModelInfo, plain_name
+from etag.learner.model_directory import ModelDirectory, ModelInfo, name_to_json
 
 QUICK = {
     "gc": {"method.features.passes": 1, "method.generator.train.steps": 3},
@@ -208,8 +208,8 @@ def test_a_directory_where_nothing_was_learned_is_removed(tmp_path):
 @pytest.mark.parametrize("name", ["cat", 3, 2.5, True, None, ("a", 1), (("a", None), 2)])
 def test_class_names_survive(saved, name):
     about = ModelDirectory(saved).about()
-    changed = ModelInfo.from_plain(
-        json.loads(json.dumps(about.__class__(**about.__dict__ | {"classes": (name,)}).plain()))
+    changed = ModelInfo.from_json(
+        json.loads(json.dumps(about.__class__(**about.__dict__ | {"classes": (name,)}).to_json()))
     )
     assert changed.classes == (name,)
     assert type(changed.classes[0]) is type(name)
@@ -218,4 +218,4 @@ def test_class_names_survive(saved, name):
 @pytest.mark.parametrize("name", [frozenset(), b"cat", ("a", frozenset())])
 def test_a_class_name_that_json_cannot_hold_is_refused(name):
     with pytest.raises(EtagError, match="names are text, numbers, or tuples of these"):
-        plain_name(name)
+        name_to_json(name)

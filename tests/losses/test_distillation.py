@@ -13,6 +13,7 @@ from etag.losses.distillation import (
     padded_distillation,
     padded_softmax,
     pod_spatial,
+    quadratic_penalty,
 )
 
 
@@ -270,3 +271,30 @@ def test_pod_spatial_of_zero_maps_has_a_finite_gradient():
 def test_student_and_teacher_need_equally_many_stages():
     with pytest.raises(ValueError, match=r"shorter|longer"):
         pod_spatial([numbers(2, 1, 2, 2)] * 2, [numbers(2, 1, 2, 2)] * 3)
+
+
+# -- EWC and MAS: distance of weights -----------------------------------------------------------
+
+
+def test_quadratic_penalty_is_half_the_weighted_squared_distance():
+    weights, anchor, importance = numbers(7), numbers(7, key="b"), numbers(7, key="c").abs()
+    rows = zip(weights.tolist(), anchor.tolist(), importance.tolist(), strict=True)
+    expected = sum(i * (w - a) ** 2 / 2 for w, a, i in rows)
+    assert quadratic_penalty(weights, anchor, importance).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_gradient_is_the_importance_times_the_difference():
+    weights, anchor, importance = numbers(7).requires_grad_(), numbers(7, key="b"), numbers(7, key="c").abs()
+    importance[3] = 0
+    quadratic_penalty(weights, anchor, importance).backward()
+    expected = [i * (w - a) for w, a, i in zip(weights.tolist(), anchor.tolist(), importance.tolist(), strict=True)]
+    assert weights.grad.tolist() == pytest.approx(expected, rel=1e-12)
+    assert weights.grad[3] == 0  # unimportant weights are free
+
+
+def test_the_penalty_and_its_gradient_are_zero_at_the_anchor():
+    weights = numbers(7).requires_grad_()
+    loss = quadratic_penalty(weights, weights.detach().clone(), numbers(7, key="c").abs())
+    loss.backward()
+    assert loss == 0
+    assert torch.count_nonzero(weights.grad) == 0

@@ -8,7 +8,7 @@ import torch
 from etag.core.errors import EtagError
 from etag.core.random import Placement
 from etag.data.scenario import build_scenario
-from etag.evaluation.metrics import step_accuracies
+from etag.evaluation.metrics import accuracy_after_each_task
 from etag.experiments.config import resolve
 from etag.learner.config import create_method
 from etag.learner.learner import Learner, LearnOptions
@@ -96,7 +96,9 @@ class Course:
 
     @property
     def steps(self):
-        return step_accuracies(self.matrix, self.scenario.new_classes_per_task[: len(self.matrix)], weighted=True)
+        return accuracy_after_each_task(
+            self.matrix, self.scenario.new_classes_per_task[: len(self.matrix)], weighted=True
+        )
 
 
 def test_the_papers_methods_are_there():
@@ -181,7 +183,7 @@ def test_with_its_own_term_it_is_not(runtime, name):
 
 def test_the_ablations_are_the_same_configurations():
     def plain(name, **options):
-        return resolve("paper/cifar100-b0-4x25", {"method": name, **options}).plain() | {"method.name": None}
+        return resolve("paper/cifar100-b0-4x25", {"method": name, **options}).to_json() | {"method.name": None}
 
     def without_name(config):
         return json.loads(json.dumps(config)) | {"method": config["method"] | {"name": None}}

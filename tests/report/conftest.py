@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etag.evaluation.metrics import step_accuracies, summary
+from etag.evaluation.metrics import accuracy_after_each_task, summary
 
 LEFT = {"fine": 0.25, "etag": 0.9, "joint": 0.985}  # share of the accuracy on a task that is left after one more task
 
@@ -65,8 +65,8 @@ def random_metrics(
         "classes_per_task": list(classes),
         "class_names": names or [str(number) for number in range(total)],
         **summary(rows, classes),
-        "step_accuracy_weighted": step_accuracies(rows, classes, weighted=True),
-        "step_accuracy_plain": step_accuracies(rows, classes, weighted=False),
+        "step_accuracy_weighted": accuracy_after_each_task(rows, classes, weighted=True),
+        "step_accuracy_plain": accuracy_after_each_task(rows, classes, weighted=False),
         "train_seconds": seconds.tolist(),
         "test_seconds": (seconds / 40).tolist(),
         "parameters": sum(parts.values()),

@@ -8,10 +8,15 @@ from etag.report.tables import BEST, EMPTY, SECOND, Cell, Column, Row, Table, nu
 
 @pytest.fixture
 def table():
-    columns = [Column("method", number=False), Column("A (%)", "my_data"), Column("paper", "my_data"), Column("seeds")]
+    columns = [
+        Column("method", is_numeric=False),
+        Column("A (%)", "my_data"),
+        Column("paper", "my_data"),
+        Column("seeds"),
+    ]
     rows = [
         Row([Cell("Lucir ‡"), spread_cell(Spread(12.345, 0.5), rank=SECOND), number_cell(10.68), Cell("0, 1")]),
-        Row([Cell("a|b_c"), spread_cell(Spread(50, None), rank=BEST), EMPTY, Cell("0")], shaded=True, ruled=True),
+        Row([Cell("a|b_c"), spread_cell(Spread(50, None), rank=BEST), EMPTY, Cell("0")], shaded=True, line_above=True),
     ]
     return Table("main", "What & where", columns, rows, ["‡ keeps exemplars."])
 

@@ -136,8 +136,8 @@ def test_a_missing_data_path_is_an_error_even_if_other_folders_have_the_data(tmp
 def test_a_tilde_is_expanded_to_the_home_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("ETAG_DATA", "~/data")
-    assert SOURCES["cifar100"].places(None)[0] == tmp_path / "data" / "cifar100"
-    assert SOURCES["cifar100"].places("~/here") == [Path(tmp_path) / "here"]
+    assert SOURCES["cifar100"].search_folders(None)[0] == tmp_path / "data" / "cifar100"
+    assert SOURCES["cifar100"].search_folders("~/here") == [Path(tmp_path) / "here"]
 
 
 def flat_images(folder):

@@ -16,7 +16,7 @@ def options(shared_data):
 
 
 @pytest.fixture(scope="module")
-def plain(shared_data):
+def to_json(shared_data):
     return SOURCES["mnist"].open(DataOptions(name="mnist", path=str(shared_data / "mnist")))
 
 
@@ -54,7 +54,7 @@ def test_permutations_sets_the_number_of_classes(options):
 
 def test_the_files_are_those_of_mnist(monkeypatch, tmp_path):
     monkeypatch.setenv("ETAG_DATA", str(tmp_path))
-    assert SOURCES["permuted-mnist"].places(None)[0] == tmp_path / "mnist"
+    assert SOURCES["permuted-mnist"].search_folders(None)[0] == tmp_path / "mnist"
 
 
 def test_with_domains_every_task_has_the_same_ten_classes(options):

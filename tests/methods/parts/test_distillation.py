@@ -72,7 +72,7 @@ def grad_cam(network, stage, top, step=1e-6):
         raised, lowered = maps.clone(), maps.clone()
         raised[:, channel] += step
         lowered[:, channel] -= step
-        rise = network.classify(raised, stage) - network.classify(lowered, stage)
+        rise = network.logits_from_stage(raised, stage) - network.logits_from_stage(lowered, stage)
         for image, label in enumerate(top):
             alpha = rise[image, label] / (2 * step * pixels)
             attention[image] += alpha * maps[image, channel]

@@ -30,7 +30,7 @@ def pass_of(laboratory, index=0):
     """The pass in which a method measures its importances."""
     method = laboratory.method
     batches = partial(method.pass_batches, "importance", size=method.context.train.batch_size)
-    return next(method.importance.measure(laboratory.task(index), method.solver, batches))
+    return next(method.importance.measure_task(laboratory.task(index), method.solver, batches))
 
 
 def importances(laboratory, index=0):

@@ -168,7 +168,7 @@ def test_images_in_files_are_kept_as_pixels_and_joined_to_files(tmp_path):
     assert torch.equal(made.images.pixels, expected[chosen])
     assert made.labels.tolist() == [0, 0, 1, 1]
     joined = made.joined_to(images)
-    (all_of_them,) = joined.batches([torch.arange(10)])
+    (all_of_them,) = joined.read([torch.arange(10)])
     assert torch.equal(all_of_them, expected[[*range(6), *chosen]])
     assert joined.labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 1, 1]
 
