@@ -22,7 +22,7 @@ from etag.models.structure import Rebuildable
 
 
 class ClassMeans(StoredTensors, Rebuildable):
-    """One mean feature per class. `Rebuildable`: it is part of the saved classifier."""
+    """One mean feature per class. `Rebuildable`, because it is part of the saved classifier."""
 
     means: Tensor
 

@@ -73,7 +73,7 @@ class HeadOnly(Method[HeadOnlyOptions]):
         self.prototypes.add_task(task, features.all_features, features.all_labels)
 
     def head_phase(self, task: Task, features: CachedFeatures) -> Phase:
-        """One parameter group, the head's: whatever is in no group is frozen."""
+        """One parameter group, the head's: parameters in no group are frozen."""
         o, head = self.options, self.solver.head
         weight = task.num_old / task.num_new if o.replay is None else o.replay
         training = o.fit.for_task(task.index)
