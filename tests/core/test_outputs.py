@@ -4,7 +4,7 @@ from etag.core.outputs import Need, Outputs, require
 
 
 def test_an_output_nobody_asked_for_is_an_error_of_ours():
-    with pytest.raises(RuntimeError, match="not computed"):
+    with pytest.raises(RuntimeError, match="must exist here is None"):
         require(Outputs().logits)
     assert require(0) == 0
 

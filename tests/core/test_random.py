@@ -86,16 +86,16 @@ def test_integers_cover_exactly_their_range():
 
 
 @given(rows=st.integers(0, 300))
-def test_order_has_every_position_once(rows):
-    assert sorted(Draws(Stream.root(0)).order("views", rows).tolist()) == list(range(rows))
+def test_ranks_are_every_number_once(rows):
+    assert sorted(Draws(Stream.root(0)).ranks("views", rows).tolist()) == list(range(rows))
 
 
-def test_order_is_random_and_differs_by_purpose_and_step():
+def test_ranks_are_random_and_differs_by_purpose_and_step():
     stream = Stream.root(0)
-    drawn = [Draws(stream.child(step)).order(purpose, 40).tolist() for step in (0, 1) for purpose in ("views", "x")]
+    drawn = [Draws(stream.child(step)).ranks(purpose, 40).tolist() for step in (0, 1) for purpose in ("views", "x")]
     assert list(range(40)) not in drawn
     assert len({tuple(order) for order in drawn}) == 4
-    assert Draws(stream.child(0)).order("views", 40).tolist() == drawn[0]
+    assert Draws(stream.child(0)).ranks("views", 40).tolist() == drawn[0]
 
 
 def test_order_stays_on_the_cpu():

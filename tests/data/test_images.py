@@ -26,7 +26,7 @@ def contents(images):
 
 def test_batches_and_select_return_rows_in_the_given_order():
     rows, others = torch.tensor([4, 0]), torch.tensor([5, 5, 1])
-    assert [batch.flatten().tolist() for batch in IMAGES.batches([rows, others])] == [[4, 0], [5, 5, 1]]
+    assert [batch.flatten().tolist() for batch in IMAGES.read([rows, others])] == [[4, 0], [5, 5, 1]]
     assert contents(IMAGES.select(rows)) == ([4, 0], [1, 1])
     assert len(IMAGES.select(rows)) == 2
 
@@ -82,7 +82,7 @@ def with_bad_files(tmp_path, images):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_batches_of_files_are_decoded_in_the_given_order(images, files_and_pixels, workers):
-    decoded = list(images(workers).batches([torch.tensor(rows) for rows in ROWS]))
+    decoded = list(images(workers).read([torch.tensor(rows) for rows in ROWS]))
     assert len(decoded) == len(ROWS)
     for rows, batch in zip(ROWS, decoded, strict=True):
         assert batch.dtype == torch.uint8
@@ -129,7 +129,7 @@ def test_reading_files_does_not_use_global_random_generators(images, workers):
 
     images(workers).in_memory()  # some libraries draw random numbers when they are first imported
     before = states()
-    list(images(workers).batches([torch.tensor(rows) for rows in ROWS]))
+    list(images(workers).read([torch.tensor(rows) for rows in ROWS]))
     images(workers).in_memory()
     assert states() == before
 
@@ -167,7 +167,7 @@ def test_in_memory_lists_all_unreadable_files_in_one_error(with_bad_files, worke
 def test_a_batch_of_no_rows_has_no_images(images, workers):
     """With several processes the last batch may have fewer rows than there are processes."""
     no_rows = torch.tensor([], dtype=torch.long)
-    (memory,), (read,) = images().in_memory().batches([no_rows]), images(workers).batches([no_rows])
+    (memory,), (read,) = images().in_memory().read([no_rows]), images(workers).read([no_rows])
     assert (read.shape, read.dtype) == (memory.shape, memory.dtype) == ((0, 3, 8, 8), torch.uint8)
 
 
@@ -178,7 +178,7 @@ def test_in_memory_of_no_files_has_no_images(images, workers):
 
 
 def test_no_batches_give_an_empty_iterator(images):
-    assert list(images(2).batches([])) == []
+    assert list(images(2).read([])) == []
 
 
 def test_in_memory_needs_few_file_descriptors(images):
@@ -194,12 +194,12 @@ def test_in_memory_needs_few_file_descriptors(images):
 
 
 def test_worker_processes_stop_when_reading_ends_early_or_completes(images):
-    batches = images(2).batches([torch.tensor(rows) for rows in ROWS])
+    batches = images(2).read([torch.tensor(rows) for rows in ROWS])
     next(batches)
     assert len(multiprocessing.active_children()) == 2
     batches.close()
     assert multiprocessing.active_children() == []
-    list(images(2).batches([torch.tensor(rows) for rows in ROWS]))
+    list(images(2).read([torch.tensor(rows) for rows in ROWS]))
     assert multiprocessing.active_children() == []
 
 

@@ -122,7 +122,7 @@ def test_checkpoints_can_be_counted_in_steps(small, tmp_path, cut_at):
     with pytest.raises(Cut):
         run(config, tmp_path / "cut")
     content = json.loads(json.loads(newest(tmp_path / "cut" / "unfinished" / "checkpoints").read_text())["content"])
-    assert content["logged"] == {"solver": 6}, "the first chance after 5 steps, where every third is one"
+    assert content["saved_steps"] == {"solver": 6}, "the first chance after 5 steps, where every third is one"
     cut_at(0)
     run(config, tmp_path / "cut")
     assert_same(tmp_path / "whole", tmp_path / "cut")

@@ -166,7 +166,7 @@ def test_stop_is_heeded_in_data_passes_and_between_tasks(course):
     assert not made.directory.exists(), "the task is not evaluated, so it is not saved"
     messages = []
     made.learn(0, learner=made.learner(print_line=messages.append))
-    assert messages == ["resuming task 1 at the end of phase 3."]
+    assert messages == ["resuming task 1 at the end of phase 'generator'."]
 
     class AfterSaving(Callback):
         def on_task_end(self, task):
@@ -199,16 +199,16 @@ def test_a_diverged_loss_is_explained(course):
     made = course("fine", **wild)
     learner = made.learn(0)
     with pytest.raises(
-        EtagError, match=r"^task 2: the loss term 'ce' became .* Lower train.lr, .* at its beginning\.$"
+        EtagError, match=r"^task 2: the loss term 'ce' became .* Lower train.lr, .* at the beginning of the task\.$"
     ):
         made.learn(1, learner=learner)
-    assert made.directory.version == 1, "the last good version stays in force"
+    assert made.directory.version == 1, "the last good version stays the current one"
 
 
 def test_methods_that_cannot_update_are_refused(course):
     made = course("lwf")
     made.learn(0)
-    with pytest.raises(EtagError, match="lwf cannot learn more of the classes it knows: `etag methods` lists"):
+    with pytest.raises(EtagError, match="lwf cannot learn more images of known classes: `etag methods` lists"):
         made.learner().learn(made.scenario.tasks[0], made.plan(0, update=True))
 
 

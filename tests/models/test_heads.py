@@ -248,7 +248,7 @@ def test_options_that_contradict_each_other_are_refused(options, message):
 def test_a_head_is_built_again_from_its_description(kind):
     heads = {
         "linear": LinearHead(5),
-        "no bias": LinearHead(5, bias=False),
+        "no bias": LinearHead(5, has_bias=False),
         "cosine": CosineHead(5, 3.0),
         "proxies": ProxyHead(5, proxies=3, scale=2.0),
     }
@@ -263,7 +263,7 @@ def test_a_head_is_built_again_from_its_description(kind):
 
 
 def test_a_description_of_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="'Quadratic', which is not known here: load the plug-in"):
+    with pytest.raises(ValueError, match="unknown module 'Quadratic': load the plug-in"):
         build_empty({"module": "Quadratic", "features": 5})
 
 

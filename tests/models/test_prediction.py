@@ -31,7 +31,7 @@ def numbers(*shape):
 
 def head_of(*blocks, features=None):
     """A head with blocks of so many outputs; by default its outputs are its inputs, so that features are logits."""
-    head = LinearHead(features or sum(blocks), bias=features is not None)
+    head = LinearHead(features or sum(blocks), has_bias=features is not None)
     for number, outputs in enumerate(blocks):
         head.grow(outputs, Stream.root(0).torch_generator("head", number))
     if features is None:

@@ -281,7 +281,7 @@ def test_classifying_from_any_stage_on_gives_the_logits_of_the_whole(name, head,
     said = made(LARGER, Need.LOGITS | Need.STAGES)
     assert said.logits.std() > 1e-3
     for stage, maps in enumerate(said.stages, start=1):
-        torch.testing.assert_close(made.classify(maps, stage), said.logits)
+        torch.testing.assert_close(made.logits_from_stage(maps, stage), said.logits)
 
 
 # -- images apart from their views -----------------------------------------------------------------

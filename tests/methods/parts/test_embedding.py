@@ -200,8 +200,8 @@ class Shifted(Draws):
 
     by: int = 0
 
-    def order(self, purpose, rows):
-        return super().order(purpose, rows) + self.by
+    def ranks(self, purpose, rows):
+        return super().ranks(purpose, rows) + self.by
 
 
 @pytest.fixture
@@ -338,5 +338,5 @@ def test_a_step_may_use_the_views_of_some_images_only(solver_phase, share, numbe
 def test_a_share_of_the_images_needs_larger_batches_for_batch_norm(lab):
     laboratory = lab("etag", {"embedding": {"image_share": 0.25}}, batch_size=12)
     laboratory.begin(0)
-    with pytest.raises(EtagError, match="BatchNorm cannot train on a batch of 12: give each task at least 16 images"):
+    with pytest.raises(EtagError, match=r"last batch of an epoch has 12 image\(s\), and BatchNorm needs 16"):
         laboratory.works(0)

@@ -161,5 +161,5 @@ def test_what_only_the_vae_can_do_is_refused_with_what_to_choose(lab, kind):
     laboratory.begin(0, 1)
     with pytest.raises(EtagError, match="cannot forget a class: choose kind=cvae"):
         laboratory.method.forget(0)
-    with pytest.raises(EtagError, match="cannot learn more of known classes: choose kind=cvae"):
+    with pytest.raises(EtagError, match="cannot learn more images of known classes: choose kind=cvae"):
         list(laboratory.method.update(laboratory.task(1), 0))

@@ -135,7 +135,7 @@ def test_prototypes_can_neither_forget_a_class_nor_learn_more_of_it():
     generator = PrototypeOptions().create(4, Stream.root(0), Placement(), FidelityOptions())
     with pytest.raises(EtagError, match="cannot forget a class: choose kind=cvae"):
         generator.remove_class(0)
-    with pytest.raises(EtagError, match="cannot learn more of known classes: choose kind=cvae"):
+    with pytest.raises(EtagError, match="cannot learn more images of known classes: choose kind=cvae"):
         _ = generator.update_training
 
 
