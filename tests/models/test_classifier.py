@@ -120,7 +120,7 @@ def test_a_description_has_no_path_of_initial_weights_and_nothing_of_the_method(
     assert names == {"backbone", "rule"}, "no auxiliaries, no generator"
 
 
-def test_an_unknown_answer_rule_is_refused(learned):
+def test_an_unknown_prediction_rule_is_refused(learned):
     _, classifier = learned("fine")
     description = classifier.describe()
     description["rule"]["module"] = "Oracle"
