@@ -432,9 +432,11 @@ def report(*words):
 
 def test_the_command_distinguishes_runs_from_folders_of_runs(tmp_path):
     run = write_run(tmp_path / "runs" / "etag-seed0", optional=False)
-    printed = [report(folder, "--out", tmp_path / "page.html").output for folder in (run, run.parent)]
-    assert printed[0].startswith("comparison of 1 run(s): ")
-    assert printed[1].startswith("report of 1 run(s) on 1 split(s): ")
+    for folder, name in ((run, "one"), (run.parent, "all")):
+        printed = report(folder, "--out", tmp_path / name / "page.html").output
+        assert printed.startswith("report of 1 run(s) on 1 split(s): ")
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["page.html"]
+    assert list((tmp_path / "all" / "tables").iterdir()), "tables are written for folders only"
 
 
 @pytest.mark.parametrize("named", [True, False])
