@@ -26,7 +26,7 @@ class HeadLoss(nn.Module):
 
     def forward(self, batch: Batch) -> Terms:
         """The named and weighted loss terms; `batch.inputs` are features, because the phase is given such batches."""
-        labels, features = self.prototypes.generate(batch, self.task, batch.total, "radius")
+        labels, features = self.prototypes.replay(batch, self.task, batch.total, noise=True)
         return {
             "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self.task.num_seen),
             "replay": self.weight * cross_entropy(self.head(features), labels, 0, self.task.num_seen),

@@ -26,7 +26,7 @@ class Mixer(nn.Module):
 class Patches(Backbone):
     """Patches of 2x2 pixels, then three stages of two mixers."""
 
-    smallest = 2
+    min_side = 2
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()

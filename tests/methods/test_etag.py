@@ -495,7 +495,7 @@ def test_generated_features_are_those_of_the_current_generator_and_the_same_each
 def test_an_update_trains_head_and_generator_on_more_images_and_leaves_the_backbone(lab, snapshot):
     laboratory = lab("etag")
     laboratory.learn(0, 1)
-    method, task = laboratory.method, replace(laboratory.task(1), old=5, new=0)
+    method, task = laboratory.method, replace(laboratory.task(1), num_old=5, num_new=0)
     before = {role: snapshot(part) for role, part in method.parts.items()}
     laboratory.learner.train(task, update=1)
     changed = {

@@ -9,10 +9,10 @@ from etag.experiments import recipes
 from etag.experiments.config import resolve
 from etag.models.backbone import BACKBONES, ModelOptions
 
-# -- length -----------------------------------------------------------------------------------------
+# -- length factor ----------------------------------------------------------------------------------
 
 
-def test_half_the_length_is_half_of_everything_that_is_counted_in_epochs():
+def test_a_length_factor_of_one_half_halves_everything_that_is_counted_in_epochs():
     training = TrainOptions(epochs=9, decay_every=4, milestones=(3, 8), length_factor=0.5)
     shorter = training.for_task(1)
     assert (shorter.epochs, shorter.decay_every, shorter.milestones, shorter.steps) == (4, 2, (2, 4), None)
@@ -20,7 +20,7 @@ def test_half_the_length_is_half_of_everything_that_is_counted_in_epochs():
     assert TrainOptions(epochs=1, length_factor=0.1).for_task(1).epochs == 1
 
 
-def test_a_length_counts_once_and_for_the_base_task_too():
+def test_a_length_factor_counts_once_and_for_the_base_task_too():
     training = TrainOptions(epochs=10, length_factor=0.5, base={"epochs": 20})
     assert training.for_task(0).epochs == 10
     assert training.for_task(0).for_task(0).epochs == 10

@@ -187,7 +187,7 @@ def test_the_results_have_every_metric_and_the_papers_values(grid):
     assert found["LwF"]["paper’s A"].text == "16.92 ± 1.21"
     assert {f"{metric.name} ({metric.unit})" for metric in METRICS} <= found["LwF"].keys()
     assert [row.shaded for row in table.rows] == [False, False, False, True, False, False, False]
-    assert [row.line_above for row in table.rows] == [False, False, True, False, False, False, False]
+    assert [row.ruled for row in table.rows] == [False, False, True, False, False, False, False]
     assert any("is a smaller version of the paper’s 25 tasks on cifar100" in note for note in table.notes)
 
 
@@ -213,7 +213,7 @@ def test_values_that_are_written_alike_are_equally_good(grid, put_run):
     table = results.results_table(group(grid))
     found = cells(table)
     assert [found[name]["A_weighted (%)"].rank for name in ("Lucir ‡", "PODNet", "eTag")] == [1, 1, 2]
-    assert table.rows[-1].line_above
+    assert table.rows[-1].ruled
     assert found["PODNet"]["paper’s A"].text == "–"
 
 
@@ -432,9 +432,11 @@ def report(*words):
 
 def test_the_command_distinguishes_runs_from_folders_of_runs(tmp_path):
     run = write_run(tmp_path / "runs" / "etag-seed0", optional=False)
-    printed = [report(folder, "--out", tmp_path / "page.html").output for folder in (run, run.parent)]
-    assert all(text.startswith("report of 1 run(s) on 1 split(s): ") for text in printed)
-    assert (run / "report.html").is_file(), "a run that is named gets its own report"
+    for folder, name in ((run, "one"), (run.parent, "all")):
+        printed = report(folder, "--out", tmp_path / name / "page.html").output
+        assert printed.startswith("report of 1 run(s) on 1 split(s): ")
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["page.html"]
+    assert list((tmp_path / "all" / "tables").iterdir()), "tables are written for folders only"
 
 
 @pytest.mark.parametrize("named", [True, False])
