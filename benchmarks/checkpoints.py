@@ -46,15 +46,9 @@ def main() -> None:
                 method.solver.load_state_dict(start)
                 checkpointer = None
                 if name == "with":
+                    runtime_options = RuntimeOptions(checkpoint_seconds=1e9, checkpoint_steps=options.steps // 2)
                     checkpointer = TaskCheckpointer(
-                        Path(folder) / "checkpoints",
-                        method,
-                        1,
-                        every=1e9,
-                        every_steps=options.steps // 2,
-                        is_writer=True,
-                        stop=Stop(),
-                        print_line=print,
+                        Path(folder) / "checkpoints", method, 1, runtime_options, True, Stop(), print
                     )
                 began = time.perf_counter()
                 engine.train(next(method.phases(task)), checkpointer)

@@ -70,7 +70,7 @@ def main() -> None:
                 seconds[name].append((time.perf_counter() - began) / steps)
     began = time.perf_counter()
     rows = torch.split(torch.arange(steps * options.batch), options.batch)
-    for _ in task.train.batches(rows):
+    for _ in task.train.read(rows):
         pass
     decoding = (time.perf_counter() - began) / steps
     for name, times in seconds.items():

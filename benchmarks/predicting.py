@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from etag.app.lessons import begin
+from etag.app.lessons import first_lesson
 from etag.app.predicting import BATCH, predict_files, probabilities, unlabeled_images
 from etag.core.random import Placement
 from etag.learner.config import create_method
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=500)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    about, _ = begin(options.images, {"data.size": options.size, "model.width": options.width})
+    about, _ = first_lesson(options.images, {"data.size": options.size, "model.width": options.width})
     method = create_method(about.learner_config(), Placement(), about.preprocess, channels=about.channels)
     method.build_after([10])
     about = replace(about, classes=tuple(range(10)), task_sizes=(10,))

@@ -109,11 +109,9 @@ def main() -> None:
         generator.training.model_copy(update={"epochs": 1}),
     )
     add(f"generator, an epoch of {steps} steps", lambda: engine.train(short))
-    context = method.context
     first, *others = (task.test for task in tasks)
-    evaluation = predictions_pass(
-        first.join(others), method.classifier(), method.task_sizes, context.preprocess, placement
-    )
+    batches = method.pass_batches("evaluation", first.join(others))
+    evaluation = predictions_pass(batches, method.classifier(), method.task_sizes)
     add("evaluation", lambda: engine.run_pass(evaluation))
 
     print(

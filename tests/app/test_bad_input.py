@@ -76,7 +76,7 @@ def test_a_class_of_ten_thousand_and_one_of_five(tmp_path):
         (folder / "usual" / f"{place}.png").write_bytes(one)
     done = etag("learn", tmp_path / "m", folder, *settings("train.steps=2", "train.base={steps: 2}"))
     assert done.returncode == 0, done.stderr
-    assert "add images if you can: rare (4 of 8000)." in done.stdout
+    assert "add images if you can: rare (4 images, the largest class has 8000)." in done.stdout
     assert "8004 images to train on, 2001 held out" in done.stdout
 
 
@@ -114,7 +114,7 @@ def test_a_folder_that_changes_while_it_is_read(tmp_path, monkeypatch, memory):
     "words", [["--method", "gfr"], ["--seed", "3"], ["--set", "model.width=8"], ["--set", "data.size=16"]]
 )
 def test_a_model_keeps_what_it_started_with(copied, digits_folder, words):
-    assert "a model keeps what it started with" in refused(
+    assert "cannot be set now: the first lesson decides" in refused(
         etag("learn", copied, digits_folder("third", (5, 6)), *words)
     )
 
@@ -141,7 +141,7 @@ def test_a_model_of_another_format(copied, digits_folder, tmp_path, number, advi
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": number}))
     more = {"info": [], "export": ["--torch", tmp_path / "x.pt2"]}.get(command, [digits_folder("third", (5, 6))])
     message = refused(etag(command, copied, *more))
-    assert f"has format {number}, and this etag reads format 2: {advice}." in message
+    assert f"has format {number}, and this version of etag reads format 2: {advice}." in message
 
 
 def test_a_model_of_the_first_format_has_other_files_and_keys(tmp_path, digits_folder):
@@ -156,7 +156,7 @@ def test_a_model_of_the_first_format_has_other_files_and_keys(tmp_path, digits_f
         ["learn", tmp_path / "old", folder],
         ["info", tmp_path / "old"],
     ):
-        assert "has format 1, and this etag reads format 2" in refused(etag(*words))
+        assert "has format 1, and this version of etag reads format 2" in refused(etag(*words))
 
 
 def damage(path):

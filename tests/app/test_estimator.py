@@ -137,12 +137,12 @@ def test_it_can_be_pickled_and_cloned(learned, some):
     [
         (np.zeros((4, 8)), [0, 0, 1, 1], "not (4, 8)"),
         (np.zeros((4, 8, 8, 2)), [0, 0, 1, 1], "1 or 3 channels"),
-        (np.zeros((4, 8, 8)), [0, 1], "4 images, but 2 classes"),
+        (np.zeros((4, 8, 8)), [0, 1], "4 images, but 2 labels"),
         (np.zeros((4, 8, 8)), [0, 0, 0, 0], "at least two classes"),
         (np.zeros((4, 8, 8)), [0, 0, 0, 1], "single image (1)"),
         (np.full((4, 8, 8), np.nan), [0, 0, 1, 1], "NaN"),
-        (np.full((4, 8, 8), 7.0), [0, 0, 1, 1], "from 0 to 1"),
-        (np.full((4, 8, 8), 300), [0, 0, 1, 1], "from 0 to 255"),
+        (np.full((4, 8, 8), 7.0), [0, 0, 1, 1], "between 0 and 1"),
+        (np.full((4, 8, 8), 300), [0, 0, 1, 1], "between 0 and 255"),
     ],
 )
 def test_images_and_classes_that_are_refused(images, labels, message):

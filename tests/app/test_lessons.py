@@ -20,7 +20,7 @@ def test_what_is_known_after_two_lessons(learned):
     assert [lesson["images"] for lesson in about["history"]] == [60, 40]
     assert about["versions"] == [1, 2]
     text = etag("info", learned).stdout
-    assert "no image is stored" in text
+    assert "neither images nor features of single images are stored" in text
     assert "no guarantee" in text
     assert "digit 3, digit 4" in text
 
@@ -101,7 +101,11 @@ def test_other_methods_learn_lessons_too(digits_folder, tmp_path, method):
         digits = (0, 1, 2) if folder == "first" else (3, 4)
         done = etag("learn", tmp_path / "model", digits_folder(folder, digits), *more)
         assert done.returncode == 0, done.stderr
-    stored = "images are stored" if method in ("lucir", "il2m") else "no image is stored"
+    stored = (
+        "images are stored"
+        if method in ("lucir", "il2m")
+        else "neither images nor features of single images are stored"
+    )
     assert stored in etag("info", tmp_path / "model").stdout
     found = printed(etag("evaluate", tmp_path / "model", digits_folder("second", (3, 4)), "--json"))
     assert found["images"] == 50

@@ -42,7 +42,10 @@ def test_a_stripped_model_predicts_but_does_not_learn(copied, digits_folder):
     for words in ([], ["--update"]):
         folder = digits_folder("more", (1, 4), first=40, count=30) if words else digits_folder("third", (5, 6))
         message = refused(etag("learn", copied, folder, *words))
-        assert "can predict but not learn: its generator, solver was removed. Start a new model." in message
+        assert (
+            "can predict but not learn: `etag models strip` removed its generator, solver. Start a new model."
+            in message
+        )
     assert "can predict but not learn" in refused(etag("forget", copied, "digit 1"))
 
 

@@ -75,10 +75,10 @@ def contents(folder, *parts):
 
 def names_of_run(path):
     """The files of the version that a run ended with."""
-    (version,) = ModelDirectory(path).pinned_versions
-    about = path / "versions" / str(version) / "about.json"
-    tensors = [name for part in json.loads(about.read_text())["tensors"].values() for name in part.values()]
-    return [f"versions/{version}/about.json", *(f"tensors/{name}.safetensors" for name in tensors)]
+    abouts = {file: json.loads(file.read_text()) for file in (path / "versions").glob("*/about.json")}
+    ((file, about),) = [(file, about) for file, about in abouts.items() if about["pinned"]]
+    tensors = [name for part in about["tensors"].values() for name in part.values()]
+    return [file.relative_to(path).as_posix(), *(f"tensors/{name}.safetensors" for name in tensors)]
 
 
 def test_evaluate_agrees_with_the_metrics_of_the_run(finished, images):
@@ -104,7 +104,7 @@ def test_predict_and_info(finished, images):
     text = etag("info", finished).stdout
     assert "version 3; 4 classes" in text
     assert "method etag, images of 8 pixels per side" in text
-    assert "no image is stored" in text
+    assert "neither images nor features of single images are stored" in text
 
 
 def test_export(finished, images, tmp_path):
@@ -151,7 +151,7 @@ def test_the_run_still_counts_as_finished_after_a_lesson(copied, images):
     before = contents(copied, "metrics.json", "versions", "tensors")
     done = etag(*run_words("etag", copied))
     assert done.returncode == 0, done.stderr
-    assert "already holds this run, finished" in done.stdout
+    assert "already contains this run, finished" in done.stdout
     assert contents(copied, "metrics.json", "versions", "tensors") == before
 
 
@@ -169,7 +169,7 @@ def test_what_would_alter_the_result_of_a_run_is_refused(copied, images):
     before = contents(copied, "metrics.json", "versions", "tensors")
     name = ModelDirectory(copied).about().classes[0]
     assert "holds the result of a run, which is never altered" in refused(etag("forget", copied, name))
-    assert "holds the model of a finished run, which stays as it is" in refused(etag("models", "strip", copied))
+    assert "copy the directory without its metrics.json" in refused(etag("models", "strip", copied))
     assert contents(copied, "metrics.json", "versions", "tensors") == before
     assert etag("learn", copied, images["new"], *SHORT).returncode == 0
     assert "never altered" in refused(etag("forget", copied, name)), "the run's version would be deleted"
@@ -177,6 +177,17 @@ def test_what_would_alter_the_result_of_a_run_is_refused(copied, images):
     before = contents(copied, "metrics.json", *files)
     assert etag("models", "strip", copied).returncode == 0, "the version of the lesson may be stripped"
     assert contents(copied, "metrics.json", *files) == before
+
+
+def test_a_copy_without_the_metrics_may_be_stripped_and_may_forget(copied, images):
+    for name in ("metrics.json", "config.yaml"):
+        (copied / name).unlink()
+    directory = ModelDirectory(copied)
+    name = directory.about().classes[-1]
+    assert etag("forget", copied, name).returncode == 0
+    assert len(directory.versions) == 1, "the version of the run, which knows the class, is gone"
+    assert etag("models", "strip", copied).returncode == 0
+    assert etag("predict", copied, images["known"]).returncode == 0
 
 
 def test_joint_cannot_learn_more(home, images):
@@ -190,7 +201,7 @@ def test_a_run_that_skipped_its_last_generator_cannot_learn_more(home, images):
     out = home / "untrained"
     assert etag(*run_words("etag", out, **{"method.generator.last_task": False})).returncode == 0
     message = refused(etag("learn", out, images["new"], *SHORT))
-    assert "cannot learn more: its run left the generator untrained after the last task" in message
+    assert "cannot learn more: its run did not train the generator after the last task" in message
     assert etag("predict", out, images["known"]).returncode == 0
 
 

@@ -113,7 +113,12 @@ def test_it_learns_digits(runtime, every_method):
     assert max(newest) > 0.3, "some new task is learned"
 
 
-@pytest.mark.parametrize("name", PAPER)
+def heavy(name):
+    """Variants that add nothing but embedding distillation, which others show, are left to `make test-all`."""
+    return pytest.param(name, marks=pytest.mark.slow) if name in ("eewc", "emas", "elwf", "elwm", "eil2m") else name
+
+
+@pytest.mark.parametrize("name", map(heavy, PAPER))
 def test_it_learns_three_tasks_of_cifar100(runtime, shared_data, name):
     images = {"data": "cifar100", "data.path": str(shared_data / "cifar100"), "data.size": 16}
     few = {

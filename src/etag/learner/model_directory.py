@@ -239,9 +239,10 @@ class ModelDirectory:
     def strip(self) -> None:
         """Delete everything that only learning needs: the model predicts, but learns no more."""
         with self.locked():
-            self.check_no_run()
             number = self.version
             content = self._content(number)
+            if content["pinned"]:
+                self.check_no_run()
             content["tensors"] = content["tensors"] | {"learner": {}}
             write_atomically(self._versions / str(number) / "about.json", json.dumps(content, indent=1))
             self.drop_versions()
