@@ -150,14 +150,15 @@ def page() -> str:
             )
             continue
         own = table(rows(method.Options, "method.", skip=shared))
-        defaults = method.Options.changed_defaults
+        defaults = _redefined(method.Options, base) | method.Options.changed_defaults
         changed = f"\n\nOther defaults: {_changed(defaults)}" if defaults else ""
         parts.append(f"### {name}\n\n{method.info.summary}{changed}\n\n{own}")
     (fidelity,) = groups_in(METHODS["etag"].Options.model_fields["fidelity"].annotation)
     assert fidelity is FidelityOptions
     variants = [name for name in METHODS if not METHODS[name].is_e_variant and not METHODS[name].has_e_variant]
     lines = [
-        f"- `{name}`: {METHODS[name].info.summary}; {_changed(METHODS[name].Options.changed_defaults)}"
+        f"- `{name}`: {METHODS[name].info.summary} ({METHODS[name].__mro__[1].name} with "
+        f"{_changed(METHODS[name].Options.changed_defaults)})"
         for name in variants
     ]
     parts.append("## Variants\n\n" + "\n".join(line for line in lines if not line.startswith("- `etag`")))
@@ -165,7 +166,15 @@ def page() -> str:
 
 
 def _changed(defaults: dict[str, Any]) -> str:
-    return ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in defaults.items()) or "the same defaults"
+    words = {key: "on, with its defaults" if value == {} else json.dumps(value) for key, value in defaults.items()}
+    return ", ".join(f"`{key}`: {text}" for key, text in words.items()) or "the same defaults"
+
+
+def _redefined(options: type[BaseModel], base: type[BaseModel]) -> dict[str, Any]:
+    """The simple options that a method has with another default than every method."""
+    own, others = options.model_fields, base.model_fields
+    same = [name for name in others if not groups_in(others[name].annotation) and not others[name].is_required()]
+    return {name: own[name].default for name in same if own[name].default != others[name].default}
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def test_a_batch_is_half_real_and_half_generated(begun):
     assert len(batch.inputs) == len(batch.labels) == batch.total
     assert (batch.labels[:real] >= task.num_old).all()
     codes = batch.draws.normal("replay codes", real, 6)
-    generated = method.images(codes)
+    generated = method.image_generator(codes)
     assert torch.equal(batch.inputs[real:], generated)
     said = method.teacher.targets(generated, Need.LOGITS).logits[:, : task.num_old]
     assert torch.equal(batch.labels[real:], said.argmax(1))
@@ -89,7 +89,7 @@ def test_the_inversion_minimizes_its_four_terms(begun):
     phase = laboratory.works(1)["generator"]
     batch, method = next(phase.batches.epoch(0)), laboratory.method
     terms = phase.module.eval()(batch)
-    images = method.images(batch.inputs)
+    images = method.image_generator(batch.inputs)
     logits = method.solver.eval()(images, Need.LOGITS).logits
     torch.testing.assert_close(terms["confidence"], confidence_loss(logits, 1000.0))
     torch.testing.assert_close(terms["balance"], class_imbalance(logits), rtol=1e-4, atol=1e-5)
@@ -119,11 +119,11 @@ def test_the_inversion_minimizes_its_four_terms(begun):
 def test_only_the_generator_learns_from_the_inversion_and_there_is_none_after_the_last_task(begun, snapshot):
     laboratory = begun()
     phase = laboratory.works(1)["generator"]
-    solver, generator = snapshot(laboratory.method.solver), snapshot(laboratory.method.images)
+    solver, generator = snapshot(laboratory.method.solver), snapshot(laboratory.method.image_generator)
     laboratory.engine.train(phase)
     after = laboratory.method.solver.state_dict()
     assert all(torch.equal(after[name], solver[name]) for name in solver)
-    now = laboratory.method.images.state_dict()
+    now = laboratory.method.image_generator.state_dict()
     assert not torch.equal(now["enter.weight"], generator["enter.weight"])
     laboratory.begin(2)
     assert list(laboratory.works(2)) == ["solver"]

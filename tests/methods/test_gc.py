@@ -21,9 +21,9 @@ def test_the_backbone_is_trained_once_and_classes_share_nothing(lab, snapshot):
     laboratory = lab("gc")
     laboratory.learn(0)
     method = laboratory.method
-    solver, scale, first = snapshot(method.solver), snapshot(method.scale), snapshot(method.classes[0])
+    solver, scale, first = snapshot(method.solver), snapshot(method.scale), snapshot(method.class_vaes[0])
     laboratory.learn(1, 2)
-    for part, before in ((method.solver, solver), (method.scale, scale), (method.classes[0], first)):
+    for part, before in ((method.solver, solver), (method.scale, scale), (method.class_vaes[0], first)):
         after = part.state_dict()
         assert after.keys() == before.keys(), "not even a row is added"
         assert all(torch.equal(after[name], before[name]) for name in before)

@@ -120,9 +120,7 @@ def next_lesson(
 
 def _check_method(config: LearnerConfig) -> None:
     if METHODS[config.method.name].info.all_data:
-        raise EtagError(
-            f"{config.method.name} needs the images of all lessons, and none are stored: choose another method."
-        )
+        raise EtagError(f"{config.method.name} needs the images of all lessons, and none is stored: choose another.")
     if config.method.head.growth == "fixed":
         raise EtagError("method.head.growth=fixed needs to know how many classes will come: choose growing.")
     if (fidelity := getattr(config.method, "fidelity", None)) is not None and fidelity.aux_classes == "all":

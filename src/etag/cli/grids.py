@@ -113,9 +113,9 @@ def _print_ended(ended: set[str], runs: "Sequence[RunStatus]", seconds_left: flo
     for status in runs:
         if status.state in ("done", "failed") and status.run.name not in ended:
             ended.add(status.run.name)
-            outcome = (
-                f"average accuracy {status.accuracy:.2%}" if status.accuracy is not None else f"failed: {status.reason}"
-            )
+            outcome = f"failed: {status.reason}"
+            if status.accuracy is not None:
+                outcome = f"average accuracy {status.accuracy:.2%}"
             typer.echo(f"{status.run.name}: {outcome} ({len(ended)} of {len(runs)}{_left(seconds_left)})")
 
 

@@ -18,9 +18,7 @@ version_commands = typer.Typer(help="Manage the versions of a model.", no_args_i
 
 Model = Annotated[Path, typer.Argument(help="A model directory: of `etag learn`, or of a finished `etag run`.")]
 Workers = Annotated[int, typer.Option(help="Processes that decode images in advance.", min=0)]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. train.steps=300.")
-]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option: train.steps=300.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

@@ -77,16 +77,14 @@ class TrainOptions(Options):
         (), description="schedule=milestones: epochs after which the learning rate decays"
     )
     decay: PositiveFloat = Field(0.1, description="factor on the learning rate at each decay")
-    warmup: float = Field(
-        0.3, gt=0, lt=1, description="schedule=onecycle: share of the steps with a rising learning rate"
-    )
+    warmup: float = Field(0.3, gt=0, lt=1, description="schedule=onecycle: share of the steps with a rising rate")
     patience: PositiveInt = Field(5, description="schedule=plateau: epochs without improvement before a decay")
     min_lr: NonNegativeFloat = Field(1e-4, description="schedule=plateau: stop below this learning rate")
     validation: float = Field(
         0.0, ge=0, lt=1, description="schedule=plateau: share of the images held out for the validation loss"
     )
-    clip_norm: PositiveFloat | None = Field(None, description="largest norm of the whole gradient; None: any")
-    clip_value: PositiveFloat | None = Field(None, description="largest absolute value in a gradient; None: any")
+    clip_norm: PositiveFloat | None = Field(None, description="largest norm of the whole gradient; null: any")
+    clip_value: PositiveFloat | None = Field(None, description="largest absolute value in a gradient; null: any")
     base: dict[str, Any] = Field(default_factory=dict, description="values that differ for the base task, by key")
 
     @model_validator(mode="after")
@@ -126,16 +124,14 @@ def _apply_length(options: dict[str, Any]) -> dict[str, Any]:
 class RuntimeOptions(Options):
     """Where and in which precision a run computes; they change speed and rounding, not the experiment."""
 
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="device; auto: a GPU if there is one"
-    )
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="device; auto: a GPU if any")
     devices: PositiveInt = Field(1, description="processes per machine, one per device; torchrun overrides it")
     num_nodes: PositiveInt = Field(1, description="number of machines")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = Field(
         "32-true", description="float32, or mixed with bfloat16 or float16"
     )
     compile: bool = Field(False, description="use torch.compile: a minute at the start, faster steps")
-    threads: PositiveInt | None = Field(None, description="number of CPU threads; None is PyTorch's default")
+    threads: PositiveInt | None = Field(None, description="CPU threads; null: PyTorch's default")
     checkpoint_seconds: NonNegativeFloat = Field(
         300.0, description="seconds between checkpoints within a phase; 0: as often as possible"
     )

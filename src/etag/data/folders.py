@@ -52,7 +52,7 @@ def hold_out_files(listing: Listing) -> tuple[Listing, Listing]:
     if scarce:
         raise EtagError(
             f"classes with a single image ({', '.join(scarce)}) cannot be split into training and test images: add "
-            "images, or provide separate folders train/ and val/."
+            "images (or, for `etag run`, make separate folders train/ and val/)."
         )
     train, test = {}, {}
     for name, files in listing.items():

@@ -22,14 +22,12 @@ class DataOptions(Options):
     """Which images are used, how many of them, and the order of their classes."""
 
     name: str = Field("digits", description="name of the data source; `etag data` lists them")
-    path: str | None = Field(
-        None, description="folder of its files; None: $ETAG_DATA/<name>, or <name> in the user cache"
-    )
-    classes: PositiveInt | None = Field(None, description="number of classes to use, chosen by `subset`; None: all")
+    path: str | None = Field(None, description="folder of its files; null: $ETAG_DATA/NAME, or NAME in the user cache")
+    classes: PositiveInt | None = Field(None, description="number of classes to use, chosen by `subset`; null: all")
     subset: Seed | str | None = Field(
         None,
         description="which classes to use: a seed draws them, 'natural' takes the first, a file lists them; "
-        "None: natural (imagenet-sub: seed 1993)",
+        "null: natural (imagenet-sub: seed 1993)",
     )
     first_classes: PositiveInt | None = Field(None, description="after ordering, use only the first N classes")
     held_out: float = Field(
@@ -38,14 +36,14 @@ class DataOptions(Options):
         lt=1,
         description="share of the training images used as the test set instead, for tuning; 0 uses the test images",
     )
-    size: PositiveInt | None = Field(None, description="side of the network's input in pixels; None: the source's own")
+    size: PositiveInt | None = Field(None, description="side of the network's input in pixels; null: the source's own")
     resized_crop: bool = Field(False, description="train on crops of random size and shape instead of shifted images")
-    train_per_class: PositiveInt | None = Field(None, description="training images per class (the first); None: all")
-    test_per_class: PositiveInt | None = Field(None, description="test images per class (the first); None: all")
+    train_per_class: PositiveInt | None = Field(None, description="training images per class (the first); null: all")
+    test_per_class: PositiveInt | None = Field(None, description="test images per class (the first); null: all")
     order: Seed | str | None = Field(
         None,
         description="class order: a seed, 'natural' (as the source numbers them), 'icarl' (iCaRL's for "
-        "CIFAR-100), or a file that lists classes; None: the run's seed",
+        "CIFAR-100), or a file that lists classes; null: the run's seed",
     )
     order_rule: Literal["position", "inverse"] = Field(
         "position",
@@ -57,7 +55,7 @@ class DataOptions(Options):
         False,
         description="permuted-mnist: every permutation is a task with the same ten classes, instead of ten new ones",
     )
-    flip: bool | None = Field(None, description="mirror training images at random; None: not for handwritten digits")
+    flip: bool | None = Field(None, description="mirror training images at random; null: not for handwritten digits")
     workers: NonNegativeInt = Field(1, description="processes that decode image files in advance; 0: none")
     memory: NonNegativeInt = Field(2048, description="MiB; if all images together need no more, files are decoded once")
 

@@ -36,7 +36,7 @@ class Block(Options):
     recipe: str
     preset: str | None = None
     methods: list[str] = Field(min_length=1)
-    splits: list[str] | None = Field(None, min_length=1, description="None is the recipe's own split")
+    splits: list[str] | None = Field(None, min_length=1, description="null: the recipe's own split")
     seeds: list[Seed] = Field([0, 1, 2], min_length=1)
     settings: dict[str, Any] = Field(default_factory=dict, description="options by dotted key")
     variants: dict[str, dict[str, Any]] = Field(

@@ -40,7 +40,8 @@ class DoubtfulValue(_Published):
 
 
 class Ablation(_Published):
-    """A column of Table 2: the components of a method, and its accuracy in percent."""
+    """A column of Table 2: generation (samples, naive or task-oriented features), distillation (naive or of
+    embeddings), whether there are a self-supervised task and a data buffer, and the accuracy in percent."""
 
     GE: Literal["none", "S", "N", "T"]
     KD: Literal["N", "E"]

@@ -336,7 +336,7 @@ def _learner_tensors(method: AnyMethod, classifier: Classifier) -> dict[str, dic
     for role, part in method.parts.items():
         outside = _names_outside(part, shared)
         values = {name: value for name, value in part.state_dict().items() if name in outside}
-        if values or role == "optimizer_state":
+        if values or role == "optimizer_state":  # which is empty before the first training
             tensors[role] = values
     return tensors
 

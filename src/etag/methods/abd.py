@@ -44,7 +44,7 @@ class InversionOptions(Options):
     train: InversionTrainOptions = Field(InversionTrainOptions(), description="training of the generator")
     confidence: NonNegativeFloat = Field(1.0, description="weight of confident predictions")
     tau: PositiveFloat = Field(1000.0, description="temperature of the confidence term")
-    balance: NonNegativeFloat = Field(1.0, description="weight of equal shares for all classes")
+    balance: NonNegativeFloat = Field(1.0, description="weight of equally many images per class")
     statistics: NonNegativeFloat = Field(50.0, description="weight of matching BatchNorm statistics, over all layers")
     smoothness: NonNegativeFloat = Field(1e-3, description="weight of smooth images")
 
@@ -102,9 +102,11 @@ class ABD(Method[AbdOptions]):
         """Store the generator and its optimizer state beside the solver."""
         super().build(stream)
         c, latent = self.context, self.options.generator.latent
-        self.images = build(lambda: ImageGenerator(c.channels, c.size, latent), stream.torch_generator("generator"))
+        self.image_generator = build(
+            lambda: ImageGenerator(c.channels, c.size, latent), stream.torch_generator("generator")
+        )
         self.optimizer_state = OptimizerState()
-        self.parts |= {"generator": self.images, "optimizer_state": self.optimizer_state}
+        self.parts |= {"generator": self.image_generator, "optimizer_state": self.optimizer_state}
 
     def phases(self, task: Task) -> Plan:
         """Train the solver; after each task but the last, the generator."""
@@ -152,8 +154,8 @@ class ABD(Method[AbdOptions]):
         o, c = self.options.generator, self.context
         training, latent = o.train.for_task(task.index), o.latent
         batches = CodeBatches(training.steps, training.batch_size, latent, self.stream("generator"), c.placement)
-        objective = InversionObjective(self.images, BatchNormRecorder(self.solver), task.num_seen, o)
-        group = ParameterGroup(list(self.images.parameters()), optimizer_state=self.optimizer_state)
+        objective = InversionObjective(self.image_generator, BatchNormRecorder(self.solver), task.num_seen, o)
+        group = ParameterGroup(list(self.image_generator.parameters()), optimizer_state=self.optimizer_state)
         return Phase("generator", objective, batches, (group,), training)
 
     @property
@@ -167,13 +169,15 @@ class ABD(Method[AbdOptions]):
         if self.seen == self.context.classes:
             return None
         noise = torch.randn(
-            rows * columns, self.images.latent, generator=self.stream("generated images").torch_generator()
+            rows * columns, self.image_generator.latent, generator=self.stream("generated images").torch_generator()
         )
-        return self.context.preprocess.to_pixels(self.images.eval()(noise.to(self.context.placement.device)))
+        return self.context.preprocess.to_pixels(self.image_generator.eval()(noise.to(self.context.placement.device)))
 
     @torch.no_grad()
     def replayed(self, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
         """As many images as a batch has, and the old solver's labels for them."""
-        images = self.images.eval()(batch.draws.normal("replay codes", batch.total, self.images.latent))
+        images = self.image_generator.eval()(
+            batch.draws.normal("replay codes", batch.total, self.image_generator.latent)
+        )
         logits = require(require(self.teacher).targets(images, Need.LOGITS).logits)
         return logits[:, : task.num_old].argmax(1), images

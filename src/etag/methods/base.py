@@ -102,7 +102,7 @@ class PerTaskMethodOptions(MethodOptions):
 class ExemplarMethodOptions(MethodOptions):
     """Options of methods that may store exemplars."""
 
-    exemplars: ExemplarOptions | None = Field(None, description="images to store; None stores none")
+    exemplars: ExemplarOptions | None = Field(None, description="images to store; null stores none")
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,12 @@ class ReplayObjective(nn.Module):
 class BirOptions(FrozenFeatureMethodOptions):
     """Options of BI-R."""
 
-    generator: ReplayNetworkOptions = Field(ReplayNetworkOptions(), description="the network")
+    generator: ReplayNetworkOptions = Field(
+        ReplayNetworkOptions(), description="the network that classifies and replays features"
+    )
     tau: PositiveFloat = Field(2.0, description="temperature of the soft predictions")
     kl_divisor: PositiveFloat | None = Field(
-        None, description="divisor of the KL term; None: number of features; release: 3072"
+        None, description="divisor of the KL term; null: number of features; release: 3072"
     )
 
 

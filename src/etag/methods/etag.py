@@ -33,17 +33,14 @@ GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | Prototype
 class EtagOptions(MethodOptions):
     """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
+    # the same as the default below, but seen by recipes and presets, which are merged before validation
     changed_defaults: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
     guidance: bool = Field(True, description="the head, just trained and now frozen, guides the VAE (Eq. 6, line 3)")
-    lambda_ce: NonNegativeFloat | None = Field(
-        None, description="weight of generated features in Eq. (5); null: old classes per new class"
-    )
-    lambda_l2: NonNegativeFloat | None = Field(None, description="weight of Eq. (3) in Eq. (9); None is m_old / m_new")
-    lambda_vae: NonNegativeFloat | None = Field(
-        None, description="weight of Eq. (7) in Eq. (10); null: old classes per new class"
-    )
+    lambda_ce: NonNegativeFloat | None = Field(None, description="weight of replay in Eq. (5); null: old / new classes")
+    lambda_l2: NonNegativeFloat | None = Field(None, description="weight of Eq. (3) in (9); null: old / new classes")
+    lambda_vae: NonNegativeFloat | None = Field(None, description="weight of Eq. (7) in (10); null: old / new classes")
     refit: TrainOptions | None = Field(
         None,
         description="after each task but the base one, train the head alone once more, on features of new "

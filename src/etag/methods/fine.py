@@ -40,7 +40,7 @@ class Fine(Method[FineOptions]):
     learns_domains = True
 
     def phases(self, task: Task) -> Plan:
-        """Train the solver; store exemplars if asked to."""
+        """Train the solver; store exemplars if the options say so. Old rows of cosine and per-task heads are frozen."""
         shared_linear = self.options.head.kind == "linear" and not self.options.head.per_task
         yield self.solver_phase(task, [self.cross_entropy(task)], train_old_rows=shared_linear)
         yield from self.store_exemplars(task)

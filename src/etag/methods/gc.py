@@ -40,7 +40,8 @@ class ClassVAEOptions(Options):
 
 
 class ClassVAEObjective(nn.Module):
-    """Minus the ELBO of every class, per number of the feature; summed over classes, which share no parameters."""
+    """Minus the ELBO of every class, divided by the feature's size and summed over classes, which share no
+    parameters."""
 
     def __init__(self, classes: ClassVAEs) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class ClassVAEObjective(nn.Module):
         mean, log_variance = self.classes.encode(features)
         noise = batch.draws.normal("posterior", batch.total, len(features), self.classes.latent).transpose(0, 1)
         decoded = self.classes.decode(reparameterize(mean, log_variance, noise))
-        scale = len(features) / self.classes.features  # the mean over rows of all classes, as a sum of classes
+        scale = len(features) / self.classes.features  # turns the mean over all rows into a sum of the means of classes
         return {
             "kl": scale * prior_divergence(mean.flatten(0, 1), log_variance.flatten(0, 1)),
             "recon": scale * squared_error(decoded.flatten(0, 1), features.flatten(0, 1)),
@@ -88,18 +89,18 @@ class GC(FrozenFeatureMethod[GcOptions]):
     def build(self, stream: Stream) -> None:
         """Store the VAEs too."""
         super().build(stream)
-        self.parts["generator"] = self.classes = Modules[ClassVAEs]()
+        self.parts["generator"] = self.class_vaes = Modules[ClassVAEs]()
 
     def add_classes(self, classes: int) -> None:
         """Add a VAE for each new class."""
         super().add_classes(classes)
         o, features = self.options.generator, self.solver.backbone.feature_size
         generator = self.stream("grow").torch_generator("generator")
-        self.classes.append(build(lambda: ClassVAEs(classes, features, o.latent, o.hidden), generator))
+        self.class_vaes.append(build(lambda: ClassVAEs(classes, features, o.latent, o.hidden), generator))
 
     def learn_features(self, task: Task, features: CachedFeatures) -> Plan:
         """Train the VAEs of the task's classes, all at once."""
-        training, (*_, new) = self.options.generator.train.for_task(task.index), self.classes
+        training, (*_, new) = self.options.generator.train.for_task(task.index), self.class_vaes
         batches = ClassBatches(
             features.all_features,
             features.all_labels - task.num_old,
@@ -111,4 +112,4 @@ class GC(FrozenFeatureMethod[GcOptions]):
 
     def prediction_rule(self) -> PredictionRule:
         """The highest likelihood."""
-        return LikelihoodRule(self.scale, self.classes, self.options.samples)
+        return LikelihoodRule(self.scale, self.class_vaes, self.options.samples)

@@ -14,9 +14,7 @@ class JointOptions(MethodOptions):
     """Options of joint training."""
 
     head_kinds: ClassVar[tuple[str, ...]] = ("linear", "cosine")
-    start: Literal["warm", "scratch"] = Field(
-        "warm", description="from the previous task's solver, or anew at each task"
-    )
+    start: Literal["warm", "scratch"] = Field("warm", description="from the previous solver, or anew at each task")
 
 
 @method(

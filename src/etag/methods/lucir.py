@@ -24,9 +24,7 @@ class LucirOptions(ExemplarMethodOptions):
     changed_defaults: ClassVar[dict[str, Any]] = {"head": {"kind": "cosine"}}
     head_kinds: ClassVar[tuple[str, ...]] = ("cosine",)
     exemplars: ExemplarOptions = Field(ExemplarOptions(), description="images to store")
-    weight: NonNegativeFloat = Field(
-        5.0, description="weight of the less-forget constraint, times sqrt(old / new classes)"
-    )
+    weight: NonNegativeFloat = Field(5.0, description="weight of the less-forget term, times sqrt(old / new classes)")
     ranking_weight: NonNegativeFloat = Field(1.0, description="weight of the margin ranking loss")
     margin: NonNegativeFloat = Field(0.5, description="required lead of an old image's own class over new classes")
     hardest: PositiveInt = Field(2, description="number of new classes that an old image is compared with")

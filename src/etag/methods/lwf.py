@@ -21,14 +21,14 @@ class LwfOptions(PerTaskMethodOptions):
     MethodInfo(
         title="LwF",
         color="#009E73",
-        summary="distillation of the old heads' outputs on new images",
+        summary="distillation of the old classes' logits on new images, in one softmax over all old heads",
         source="Li and Hoiem, 2017",
         stores="solver; one row per class in the heads",
         head="linear, one per task",
     ),
 )
 class LwF(Method[LwfOptions]):
-    """Cross-entropy of the new head; the outputs of the old heads stay close to the teacher's."""
+    """Cross-entropy of the new head; the logits of all old heads together stay close to the teacher's."""
 
     Options = LwfOptions
 

@@ -32,7 +32,7 @@ class MasOptions(PerTaskMethodOptions):
     ),
 )
 class MAS(Method[MasOptions]):
-    """Importance is the mean absolute gradient of the length of the outputs: no labels are needed."""
+    """Importance is the mean absolute gradient of the L2 norm of the logits: no labels are needed."""
 
     Options = MasOptions
 

@@ -36,10 +36,10 @@ class PodnetOptions(ExemplarMethodOptions):
     exemplars: ExemplarOptions = Field(ExemplarOptions(), description="images to store")
     spatial: NonNegativeFloat = Field(3.0, description="weight of POD-spatial, times sqrt(seen / new); 8 for ImageNet")
     flat: NonNegativeFloat = Field(1.0, description="weight of POD-flat, times sqrt(seen / new); 10 for ImageNet")
-    margin: NonNegativeFloat = Field(0.6, description="margin of the NCA loss, on the positive")
+    margin: NonNegativeFloat = Field(0.6, description="subtracted from the true class's similarity in the NCA loss")
     released_nca: bool = Field(False, description="the NCA loss as released: no margin, one term more")
     imprint: bool = Field(True, description="initialize the proxies of new classes with k-means of their features")
-    balanced: BalancedOptions | None = Field(BalancedOptions(), description="head training on exemplars; None: none")
+    balanced: BalancedOptions | None = Field(BalancedOptions(), description="head training on exemplars; null: none")
 
 
 @method(

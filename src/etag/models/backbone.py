@@ -18,7 +18,7 @@ class ModelOptions(Options):
 
     backbone: str = Field("resnet18", description="name of the backbone")
     width: PositiveInt | None = Field(
-        None, description="channels of the first layer; the others scale with it; None: standard"
+        None, description="channels of the first layer; the others scale with it; null: standard"
     )
     stem: Literal["auto", "cifar", "imagenet"] = Field(
         "auto", description="first layers: cifar keeps the side of small images; auto: imagenet above 64 pixels"

@@ -24,9 +24,7 @@ def _leader(rivals: list[MethodRuns]) -> str:
         return f"{best.title} reaches {_reached(best)}."
     compared = [(other.title, paired(best.percents(), other.percents())) for other in others]
     unknown = [title for title, difference in compared if difference is None or difference.margin is None]
-    equal = [
-        title for title, difference in compared if title not in unknown and difference and not difference.above_zero
-    ]
+    equal = [title for title, found in compared if found and found.margin is not None and not found.above_zero]
     if not equal and not unknown:
         return f"{best.title} is ahead of every other method: it reaches {_reached(best)}{_distance(*compared[0])}."
     highest = f"{best.title} has the highest A, {_reached(best)}"

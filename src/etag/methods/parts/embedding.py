@@ -25,14 +25,19 @@ class EmbeddingOptions(Options):
     """Auxiliary classifiers and their distillation."""
 
     tau: PositiveFloat = Field(3.0, description="temperature of Eq. (4)")
-    lambda_kl: NonNegativeFloat | None = Field(None, description="weight of Eq. (4) in Eq. (9); None: m_old / m_new")
+    lambda_kl: NonNegativeFloat | None = Field(None, description="weight of Eq. (4) in Eq. (9); null: m_old / m_new")
     views: ViewsName = Field("rotation", description="the self-supervised task; none uses the images alone")
     views_per_image: PositiveInt | None = Field(
         None,
-        description="views per image in a step, drawn at random; None: all. The mean of the loss stays (except "
+        description="views per image in a step, drawn at random; null: all. The mean of the loss stays (except "
         "for norms of whole batches)",
     )
-    image_share: float = Field(1.0, gt=0, le=1, description="share of the images whose views a step uses")
+    image_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the images whose views a step uses; the others still enter the other terms",
+    )
     branches: Literal["full", "short"] = Field(
         "full", description="auxiliaries repeat the stages after theirs (the paper), or have one block per stage"
     )

@@ -9,20 +9,21 @@ from etag.core.scenario import Task
 
 
 class FidelityOptions(Options):
-    """Paper or release: every default is the paper's reading (docs/fidelity.md), recipes/code has the release's."""
+    """Where the authors' published code (the release) differs from the paper. The defaults are our reading of the paper
+    (docs/fidelity.md has the reasons); recipes/code follows the release."""
 
     ratio: Literal["exact", "integer"] = Field(
-        "exact", description="lambda: m_old / m_new, or the release's base // new + task - 1"
+        "exact", description="lambda: old / new classes; release: base // new + task index - 1"
     )
     normalize_ce: bool = Field(False, description="divide Eq. (5) by 1 + lambda, as the release does")
     ce_new: Literal["seen", "new", "all"] = Field(
         "seen", description="classes in the cross-entropy on new images; release: all"
     )
     ce_replay: Literal["seen", "old", "all"] = Field(
-        "seen", description="classes in that on generated features; release: all"
+        "seen", description="classes in the one on generated features; release: all"
     )
     argmax: Literal["seen", "all"] = Field(
-        "seen", description="classes that compete in a prediction; all: a fixed head's"
+        "seen", description="classes that compete in a prediction; all: every output"
     )
     l2_reduction: Literal["mean_norm", "frobenius"] = Field(
         "mean_norm", description="Eq. (3): mean of norms; release: one norm of the batch"
@@ -32,9 +33,7 @@ class FidelityOptions(Options):
         "base", description="outputs of auxiliaries: base classes, or all from the start"
     )
     aux_batch_norm: Literal["images", "views"] = Field(
-        "images",
-        description="BatchNorm statistics follow the images; release: all views. Methods that use stage maps "
-        "always take the images, those whose own terms use views always the views",
+        "images", description="what the BatchNorm statistics of the backbone follow; release: all views"
     )
     reconstruction: Literal["half", "whole"] = Field(
         "half", description="Eq. (6): half the squared error; release: the whole"
@@ -46,11 +45,11 @@ class FidelityOptions(Options):
         "seen", description="classes in the guiding cross-entropy; release: all"
     )
     guide_weight: Literal["one", "normalized"] = Field(
-        "one", description="after the base task; release: 1 / (1 + lambda)"
+        "one", description="weight of the guidance after the base task; release: 1 / (1 + lambda)"
     )
     guide_old: bool = Field(False, description="also guide old classes, with weight lambda / (1 + lambda)")
     match_reduction: Literal["mean", "batch_sum"] = Field(
-        "mean", description="Eq. (7): mean; release: sum over the batch"
+        "mean", description="Eq. (7): mean over rows; release: sum over the batch"
     )
     match_factor: PositiveFloat = Field(1.0, description="factor on lambda_vae in Eq. (10); 1e-3 in the release")
 

@@ -58,7 +58,7 @@ class WithReplay:
 
     batches: Batches
     replay: Replay
-    combine: Callable[[Batch, Tensor, Tensor], Batch]  # of a batch, and labels and inputs of generated examples
+    combine: Callable[[Batch, Tensor, Tensor], Batch]  # (batch, generated labels, generated inputs) -> batch
 
     def __len__(self) -> int:
         return len(self.batches)

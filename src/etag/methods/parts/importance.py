@@ -26,9 +26,7 @@ ImportanceScore = Callable[[Tensor, Tensor, Tensor], Tensor]
 class ImportanceOptions(Options):
     """How importances are measured and combined."""
 
-    gradients: Literal["sample", "batch"] = Field(
-        "sample", description="of each image, or of the batch mean as in FACIL"
-    )
+    gradients: Literal["sample", "batch"] = Field("sample", description="of each image, or of a batch as in FACIL")
     alpha: float = Field(0.5, description="weight of the old importances when new ones are added")
 
 

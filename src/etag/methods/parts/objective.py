@@ -65,6 +65,6 @@ class SolverObjective(nn.Module):
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest images that BatchNorm can train on: each group of rows that passes together must have two or more.
-        Four images whose views are drawn have two other views than themselves, with one view each."""
+        """The fewest images that BatchNorm can train on: it needs two rows or more. Drawn views pass apart from the
+        images, and one in four is the image itself: with fewer than four drawn images they might be too few."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)
