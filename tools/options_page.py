@@ -155,13 +155,13 @@ def page() -> str:
         parts.append(f"### {name}\n\n{method.info.summary}{changed}\n\n{own}")
     (fidelity,) = groups_in(METHODS["etag"].Options.model_fields["fidelity"].annotation)
     assert fidelity is FidelityOptions
-    variants = [name for name in METHODS if not METHODS[name].is_e_variant and not METHODS[name].has_e_variant]
+    variants = [n for n in METHODS if n != "etag" and not METHODS[n].is_e_variant and not METHODS[n].has_e_variant]
     lines = [
         f"- `{name}`: {METHODS[name].info.summary} ({METHODS[name].__mro__[1].name} with "
         f"{_changed(METHODS[name].Options.changed_defaults)})"
         for name in variants
     ]
-    parts.append("## Variants\n\n" + "\n".join(line for line in lines if not line.startswith("- `etag`")))
+    parts.append("## Variants\n\n" + "\n".join(lines))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
