@@ -120,7 +120,7 @@ def test_every_recipe_of_the_package_resolves_and_has_a_summary():
         (["train.base={lr: 0}"], r"option 'train.*' cannot be"),
         (["train.epochs"], r"--set takes KEY=VALUE"),
         (["train=3"], r"option 'train' cannot be 3"),
-        (["train.lr=1e-3", "train.lr.deep=1"], r"'lr' already has a plain value"),
+        (["train.lr=1e-3", "train.lr.deep=1"], r"'lr' is a single value"),
         (["seed=-1"], r"option 'seed' cannot be -1"),
         (["train.epochs=[1"], r"--set train.epochs.* is not valid YAML"),
     ],

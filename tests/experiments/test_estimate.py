@@ -21,8 +21,8 @@ def test_parameters_are_those_of_the_whole_run_and_every_task_is_counted(method,
 
 
 def test_costs_count_epochs_or_steps():
-    assert _Cost(0.5, passes_per_image=4).seconds(10) == 20
-    assert _Cost(0.5, passes_per_image=4, passes=8).seconds(10) == 4
+    assert _Cost(0.5, epochs=4).seconds(10) == 20
+    assert _Cost(0.5, epochs=4, images_in_all=8).seconds(10) == 4
 
 
 def test_joint_is_estimated_to_grow_with_the_tasks():
