@@ -86,7 +86,7 @@ def check_can_learn(directory: ModelDirectory) -> ModelInfo:
     if about.expected_classes is None:
         return about
     method, _ = directory.load_method()
-    if method.final_after_last_task:
+    if method.cannot_continue_after_run:
         raise EtagError(
             f"'{directory.path}' cannot learn more: its run did not train the generator after the last task "
             "(last_task=false)."

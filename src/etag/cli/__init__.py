@@ -121,7 +121,11 @@ def _abilities(method: Any) -> dict[str, bool]:
 
 
 def _describe(name: str, method: Any) -> str:
-    info, abilities = method.info, [key for key, can in _abilities(method).items() if can]
+    info, words = (
+        method.info,
+        ("learn more images of known classes", "forget a class", "learn tasks without new classes"),
+    )
+    abilities = [text for text, can in zip(words, _abilities(method).values(), strict=True) if can]
     images = "all images" if info.all_data else "exemplars" if info.exemplars else "no images"
     lines = [
         f"{name:8} {info.summary}",
@@ -129,7 +133,7 @@ def _describe(name: str, method: Any) -> str:
         f"head: {info.head}; generator: {info.generator or 'none'}; source: {info.source}",
     ]
     if abilities:
-        lines.append(f"also: {', '.join(abilities)}")
+        lines.append(f"can also: {', '.join(abilities)}")
     return "\n         ".join(lines)
 
 

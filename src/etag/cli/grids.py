@@ -48,7 +48,7 @@ def bench(
         return
     execution = Bench(loaded, store or default_store(loaded), results or default_results(loaded), restart)
     if dry_run:
-        for run in loaded.plan(lambda _: None):  # no search has a result yet
+        for run in loaded.plan(lambda _: None):  # runs that need the result of a search are not listed
             status = execution.status(run)
             typer.echo(f"{status.state:8} {run.name}  {status.reason}".rstrip())
         return
@@ -69,7 +69,7 @@ def bench(
 
 
 def _print_estimate(grid: "Grid", tflops: float) -> None:
-    """Print the hours of each label and of all runs, on this device and on a GPU of this speed."""
+    """Print the hours of each group of runs that differ only in the seed, on this device and on a GPU of this speed."""
     from etag.experiments.bench import estimates
 
     total = [0.0, 0.0]

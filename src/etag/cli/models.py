@@ -79,7 +79,7 @@ def _print_result(model: Path, result: "LessonResult") -> None:
     if lesson.evaluation is not None:
         typer.echo(
             f"{kind} classes: {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} held-out images are "
-            "classified correctly, among all known classes"
+            "classified correctly (any known class could be predicted)"
         )
     for name, accuracy in result.per_class.items():
         typer.echo(f"  {accuracy:6.1%}  {name}")

@@ -57,7 +57,7 @@ class TrainOptions(Options):
 
     epochs: PositiveInt = Field(100, description="number of epochs")
     steps: PositiveInt | None = Field(None, description="number of optimizer steps; if set, it replaces `epochs`")
-    length_factor: PositiveFloat = Field(1.0, description="factor on epochs or steps, and on the epochs of all decays")
+    length_factor: PositiveFloat = Field(1.0, description="multiplies epochs, steps, decay_every and milestones")
     batch_size: PositiveInt = Field(128, description="images per optimizer step, over all processes together")
     drop_last: bool = Field(True, description="skip the last batch of an epoch if it is smaller than the others")
     optimizer: Literal["adam", "sgd"] = Field("adam", description="optimizer: adam or sgd (with momentum)")

@@ -72,8 +72,8 @@ class Draws:
         """Return uniform integers in [low, high), one per own row."""
         return self._own(torch.randint(low, high, (rows,), generator=self.stream.torch_generator(purpose)))
 
-    def ranks(self, purpose: str, rows: int) -> Tensor:
-        """Return a random rank of each own row among all rows of the global batch (0 is the first), on the CPU."""
+    def shuffled_positions(self, purpose: str, rows: int) -> Tensor:
+        """Return the position of each own row after all rows of the global batch are shuffled, on the CPU."""
         return torch.randperm(rows, generator=self.stream.torch_generator(purpose))[self.placement.own_rows(rows)]
 
     def _own(self, values: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ class Checkpointer(Protocol):
     """Saves the progress of one task, so that an interrupted run can be resumed. Phases and passes are numbered in the
     order in which the method yields them."""
 
-    def skip_finished(self, number: int) -> bool:
+    def restore_if_finished(self, number: int) -> bool:
         """Whether a phase or pass was finished before the interruption and is not run again. At the last finished one,
         everything that the method stores is loaded as it was at that point."""
 

@@ -67,8 +67,8 @@ class ViewTransforms:
         return Views(inputs, len(images), picked, labels[owners] * self.count + views)
 
     def choose(self, positions: Tensor, number: int) -> Tensor:
-        """Return `number` different view numbers per row, from the rows' positions in a random order. In the whole
-        batch all views are chosen equally often (the counts differ by at most one)."""
+        """Return `number` different view numbers per row, from the rows' shuffled positions. In the whole batch all
+        views are chosen equally often (the counts differ by at most one)."""
         return (positions[:, None] + torch.arange(number)) % self.count
 
 

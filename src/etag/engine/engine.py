@@ -34,7 +34,7 @@ class Engine:
                 work = plan.send(result)
             except StopIteration:
                 return
-            if checkpointer is not None and checkpointer.skip_finished(number):
+            if checkpointer is not None and checkpointer.restore_if_finished(number):
                 result = checkpointer.result(number)
                 continue
             if isinstance(work, DataPass):

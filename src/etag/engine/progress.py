@@ -175,8 +175,8 @@ class ProgressBars(_PhaseCallback):
         self._bars.update(self._phase_bar, completed=step, note=note)
         # the first phase of a task, the solver's, takes nearly all of its time
         part = step / self._steps if self._phases == 1 else 1.0
-        saved_steps = sum(self._images[: self._task]) + part * self._images[self._task]
-        self._bars.update(self._run, completed=saved_steps, note=f"about {duration(self._time_left(now, step))} left")
+        images_done = sum(self._images[: self._task]) + part * self._images[self._task]
+        self._bars.update(self._run, completed=images_done, note=f"about {duration(self._time_left(now, step))} left")
 
     def _time_left(self, now: float, step: int) -> float:
         phase = (now - self._began) * (self._steps - step) / step

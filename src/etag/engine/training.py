@@ -63,7 +63,7 @@ class Training:
                 if step % trainer.group.interval == 0:
                     terms |= self._step(trainer, step, batch)
             self.log.record(step, epoch, self.trainers[0].rate, terms, batch.total)
-            if offset < last:  # after the last batch, `_run_epochs` saves once the plateau schedule is updated
+            if offset < last:  # after the last batch, `_run_epochs` saves after updating the plateau schedule
                 self._save_if_due(checkpointer, step + 1)
 
     def _save_if_due(self, checkpointer: Checkpointer | None, step: int) -> None:

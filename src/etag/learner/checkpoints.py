@@ -5,7 +5,6 @@ detected. Two manifests take turns: while one is written, the other is complete.
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +68,7 @@ class TaskCheckpointer:
 
     # -- called by the engine ----------------------------------------------------------------------------------------
 
-    def skip_finished(self, number: int) -> bool:
+    def restore_if_finished(self, number: int) -> bool:
         """Whether a phase or pass was finished; at the last finished one, the method is restored."""
         if self._resumed is None or number >= len(self._resumed["results"]):
             return False
@@ -110,11 +109,6 @@ class TaskCheckpointer:
         self.saved_steps[name], self._saved_step = None, 0
         self._write(None, {})
         self._stop.check()
-
-    def clear(self) -> None:
-        """Delete the checkpoints: the task is finished and saved elsewhere."""
-        if self._is_writer:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- files -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from etag.methods.base import AnyMethod, Context, MethodOptions
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 
-UNKNOWN_COUNT = 2**31  # stands for the number of classes in all where it is not known
+UNKNOWN_COUNT = 2**31  # used as the total number of classes when it is unknown
 
 
 class LearnerConfig(Options):

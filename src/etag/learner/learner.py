@@ -72,7 +72,8 @@ class Learner:
         return evaluation
 
     def train(self, task: Task, checkpointer: Checkpointer | None = None, update_number: int | None = None) -> None:
-        """Train a task, or the update number `update_number` of known classes, without evaluating or saving it."""
+        """Train a task without evaluating or saving it; with `update_number`, train on more images of known classes.
+        The number (of lessons so far) only makes random draws differ."""
         if update_number is not None:
             self.engine.execute(self._update_plan(task, update_number), checkpointer)
             return
@@ -92,7 +93,7 @@ class Learner:
         if self.directory is None:
             return None
         if self.runtime.leader:
-            self.directory.begin_unfinished([self.about.config, task.index, options.fingerprint])
+            self.directory.prepare_checkpoint_folder([self.about.config, task.index, options.fingerprint])
         self.runtime.fabric.barrier()  # the folder is ready
         folder, leader = self.directory.unfinished / "checkpoints", self.runtime.leader
         checkpointer = TaskCheckpointer(
@@ -104,7 +105,7 @@ class Learner:
         return checkpointer
 
     def _evaluate(self, task: Task, options: "LearnOptions") -> tuple[Evaluation, float]:
-        """Evaluate on the test images of the lesson's tasks, and calibrate if the lesson asks for it."""
+        """Evaluate on the test images of `options.evaluated`, and calibrate if `options.calibrate`."""
         start, tasks = time.perf_counter(), options.evaluated or (task,)
         first, *others = (each.test for each in tasks)
         batches = self.method.pass_batches("evaluation", first.join(others))

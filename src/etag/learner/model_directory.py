@@ -80,7 +80,7 @@ class ModelInfo:
     threshold: float = 0.0  # predictions with a lower probability count as "none of these", on request
     history: tuple[Lesson, ...] = ()
     parent: int | None = None  # the version it was learned from
-    pinned: bool = False  # never removed: the result of a finished run
+    pinned: bool = False  # the final version of a run: `drop_versions` never removes it
 
     @property
     def method(self) -> str:
@@ -142,7 +142,7 @@ class ModelDirectory:
 
     # -- the task that is being learned ------------------------------------------------------------------------------
 
-    def begin_unfinished(self, description: Any) -> Path:
+    def prepare_checkpoint_folder(self, description: Any) -> Path:
         """The folder for checkpoints of a task; checkpoints of a task with another description are deleted."""
         version = self.version if self.exists() else 0
         fingerprint = checksum(json.dumps([version, description], sort_keys=True).encode())
@@ -188,7 +188,7 @@ class ModelDirectory:
 
     def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
         """Add a version and make it current; returns its number. Versions beyond `keep` and checkpoints go."""
-        if about.pinned:  # delete what a killed process saved but never made current: a run has one result
+        if about.pinned:  # replace the final version of a process that was killed before its run ended
             for number in (number for number in self.versions if self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1

@@ -159,7 +159,7 @@ class ABD(Method[AbdOptions]):
         return Phase("generator", objective, batches, (group,), training)
 
     @property
-    def final_after_last_task(self) -> bool:
+    def cannot_continue_after_run(self) -> bool:
         """The generator is not trained after the last task."""
         return True
 

@@ -69,7 +69,7 @@ class MethodOptions(Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _apply_presets(cls, values: Any) -> Any:
+    def _apply_changed_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         if values.get("exemplars") and "exemplars" not in cls.model_fields:
@@ -126,7 +126,7 @@ class Context:
 
     channels: int
     size: int
-    classes: int  # of all tasks, if known: for fixed heads, aux_classes=all, and what is skipped after the last task
+    classes: int  # of all tasks, if known: for fixed heads, aux_classes=all, and to recognize the last task
     stream: Stream
     placement: Placement
     model: ModelOptions
@@ -143,9 +143,7 @@ class Method(ABC, Generic[OptionsT]):
     info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
-    recipe_sections: ClassVar[
-        tuple[tuple[str, dict[str, Any]], ...]
-    ] = ()  # recipe sections that apply to it, with presets
+    recipe_sections: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = ()  # see registry.method
     is_e_variant: ClassVar[bool] = False  # whether it is eXX: another method with embedding distillation added
     has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
     outputs_per_class: ClassVar[int] = 1  # of the head
@@ -178,8 +176,8 @@ class Method(ABC, Generic[OptionsT]):
 
     def check(self, task_sizes: Sequence[int]) -> None:
         """Raise an error, before anything is trained, if the method cannot learn tasks of these sizes."""
-        unchanged = self.embedding is None and self.memory is None and not self.options.head.per_task
-        if 0 in task_sizes and not (self.learns_domains and unchanged):
+        without_additions = self.embedding is None and self.memory is None and not self.options.head.per_task
+        if 0 in task_sizes and not (self.learns_domains and without_additions):
             raise EtagError(
                 f"{self.options.name} needs new classes in every task, and with data.domains=true later tasks have "
                 "none: choose a method that supports this (`etag methods`)."
@@ -295,8 +293,8 @@ class Method(ABC, Generic[OptionsT]):
 
     def solver_phase(self, task: Task, terms: Sequence[Term], *, train_old_rows: bool | None = None) -> Phase:
         """Train the solver on the task's images and stored exemplars, with these terms and those of embedding
-        distillation. `old_classes` says whether the head's rows of old classes are trained; by default they are, unless
-        each task has its own head."""
+        distillation. `train_old_rows` says whether the head's rows of old classes are trained; by default they are,
+        unless each task has its own head."""
         training = self.context.train.for_task(task.index)
         task, held_out = task.holding_out(training.validation)
         e = self.embedding
@@ -395,8 +393,9 @@ class Method(ABC, Generic[OptionsT]):
         return HeadRule(head, classes, per_class)
 
     @property
-    def final_after_last_task(self) -> bool:
-        """Whether no task can follow the last one of a scenario, because something is not trained after it."""
+    def cannot_continue_after_run(self) -> bool:
+        """Whether the model of a finished run cannot learn more, because its generator is not trained after the last
+        task."""
         return False
 
     def remarks(self) -> dict[str, str]:

@@ -119,7 +119,7 @@ class DGR(Method[DgrOptions]):
         return replay
 
     @property
-    def final_after_last_task(self) -> bool:
+    def cannot_continue_after_run(self) -> bool:
         """Whether the generator is not trained after the last task."""
         return not self.image_generator.trains_after_last_task
 

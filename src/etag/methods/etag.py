@@ -33,7 +33,7 @@ GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | Prototype
 class EtagOptions(MethodOptions):
     """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
-    # the same as the default below, but seen by recipes and presets, which are merged before validation
+    # repeats the default below as data: it is merged with recipes and presets, and only then validated
     changed_defaults: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
@@ -175,7 +175,7 @@ class ETag(Method[EtagOptions]):
         yield from generator.learn(task, features, weights, self.solver.head, stream)
 
     @property
-    def final_after_last_task(self) -> bool:
+    def cannot_continue_after_run(self) -> bool:
         """True if the generator is not trained after the last task."""
         return not require(self.generator).trains_after_last_task
 

@@ -51,12 +51,14 @@ _ablation(ETag, "b0", "eTag without the self-supervised task", {"embedding": {"v
 _ablation(
     GFR,
     "b1",
-    "only Eq. (3) is distilled, and nothing guides the VAE: GFR",
+    "the only distillation is Eq. (3), and nothing guides the VAE: GFR",
     {},
     stores=GFR_STORES,
     generator=GFR_GENERATOR,
 )
-_ablation(GFR, "b2", "only Eq. (3) is distilled; the classifier guides the VAE", {"guidance": True}, stores=GFR_STORES)
+_ablation(
+    GFR, "b2", "the only distillation is Eq. (3); the classifier guides the VAE", {"guidance": True}, stores=GFR_STORES
+)
 _ablation(
     GFR, "b3", "embedding distillation, and nothing guides the VAE: eGFR", {"embedding": {}}, generator=GFR_GENERATOR
 )

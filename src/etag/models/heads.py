@@ -25,7 +25,8 @@ class HeadOptions(Options):
     )
     per_task: bool = Field(False, description="one head per task; only the newest is trained")
     compare: Literal["probability", "logit"] = Field(
-        "probability", description="several heads: compare probabilities of each (eTag paper), or logits (FACIL)"
+        "probability",
+        description="several heads: compare probabilities of each (eTag paper), or logits (FACIL code base)",
     )
     bias: bool = Field(True, description="bias of a linear head")
     scale: PositiveFloat = Field(1.0, description="initial value of the learned scale of cosine and proxy heads")

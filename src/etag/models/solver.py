@@ -18,7 +18,7 @@ from etag.models.modules import Modules, uses_batch_statistics, without_tracking
 
 
 class Auxiliary(nn.Module):
-    """A classifier behind a stage: new copies of the remaining stages, pooling, and a linear head."""
+    """A classifier behind a stage: newly initialized stages like those that follow, pooling, and a linear head."""
 
     def __init__(self, branch: nn.Module, features: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Solver(nn.Module):
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
 
     def parameters_for(self, need: Need, train_old_rows: bool = True) -> list[nn.Parameter]:
-        """The parameters that enter what is needed; the head's rows of old classes only with `train_old_rows`."""
+        """The parameters to train: backbone, head (old rows only with `train_old_rows`), auxiliaries if needed."""
         parts = [self.backbone, *self._auxiliaries_for(need)]
         head = list(self.head.parameters()) if train_old_rows else self.head.parameters_without_old_rows
         return [*(parameter for part in parts for parameter in part.parameters()), *head]

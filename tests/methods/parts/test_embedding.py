@@ -200,8 +200,8 @@ class Shifted(Draws):
 
     by: int = 0
 
-    def ranks(self, purpose, rows):
-        return super().ranks(purpose, rows) + self.by
+    def shuffled_positions(self, purpose, rows):
+        return super().shuffled_positions(purpose, rows) + self.by
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ class EmbeddingOptions(Options):
     views: ViewsName = Field("rotation", description="the self-supervised task; none uses the images alone")
     views_per_image: PositiveInt | None = Field(
         None,
-        description="views per image in a step, drawn at random; null: all. The mean of the loss stays (except "
-        "for norms of whole batches)",
+        description="views per image in a step, drawn at random; null: all. The expected loss is that of all "
+        "views (except with fidelity.l2_reduction=frobenius)",
     )
     image_share: float = Field(
         1.0,

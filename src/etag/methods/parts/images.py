@@ -1,4 +1,4 @@
-"""Image replay: to a generator of features, an image is a vector of pixels between 0 and 1."""
+"""Replay of images with the generators of features, which here generate vectors of pixels between 0 and 1."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from etag.models.solver import Solver
 
 Replay = Callable[
     [Batch], tuple[Tensor, Tensor]
-]  # labels and inputs of as many generated old examples as the batch has
+]  # labels and inputs of generated old examples, one per row of the batch
 
 
 class Pixels(nn.Module):
@@ -81,17 +81,17 @@ def replace_share(share: float) -> Callable[[Batch, Tensor, Tensor], Batch]:
 
 
 def append(batch: Batch, labels: Tensor, generated: Tensor) -> Batch:
-    """Append as many generated images to a batch; real images come first."""
+    """Append the generated images, one for each real one."""
     inputs = torch.cat([batch.inputs, generated.contiguous(memory_format=torch.channels_last)])
     return Batch(inputs, torch.cat([batch.labels, labels]), batch.draws, 2 * batch.total)
 
 
-def image_replay_term(task: Task, head: PixelClassifier, replay: Replay, weight: float) -> Term:
+def image_replay_term(task: Task, classifier: PixelClassifier, replay: Replay, weight: float) -> Term:
     """Cross-entropy of the solver on generated images of old classes, over all seen classes."""
-    solver = head.solver
+    solver = classifier.solver
 
     def compute(step: StepData) -> Tensor:
         labels, pixels = replay(step.batch)
-        return cross_entropy(require(solver(head.images(pixels), Need.LOGITS).logits), labels, 0, task.num_seen)
+        return cross_entropy(require(solver(classifier.images(pixels), Need.LOGITS).logits), labels, 0, task.num_seen)
 
     return Term("replay", compute, weight)

@@ -26,7 +26,9 @@ ImportanceScore = Callable[[Tensor, Tensor, Tensor], Tensor]
 class ImportanceOptions(Options):
     """How importances are measured and combined."""
 
-    gradients: Literal["sample", "batch"] = Field("sample", description="of each image, or of a batch as in FACIL")
+    gradients: Literal["sample", "batch"] = Field(
+        "sample", description="of each image; or of a batch, as the FACIL code base does"
+    )
     alpha: float = Field(0.5, description="weight of the old importances when new ones are added")
 
 

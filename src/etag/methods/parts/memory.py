@@ -54,7 +54,8 @@ class ExemplarMemory(StoredTensors):
         return self.options.per_class if total is None else total // classes
 
     def add(self, task: Task, features: Tensor, generator: torch.Generator) -> None:
-        """Store some images of the task, whose features are given; with a fixed total, old classes lose their last."""
+        """Store some images of the task, whose features are given; with a fixed total, old classes drop those chosen
+        last."""
         count, labels = self.images_per_class(task.num_seen), task.train.labels
         chosen = []
         for label in range(task.num_old, task.num_seen):

@@ -57,14 +57,17 @@ class SolverObjective(nn.Module):
         if self._views_per_image is None and self._image_share == 1:
             return self._transforms.all_views(batch.inputs, batch.labels)
         views_per_image = self._views_per_image or self._transforms.count
-        ranks = batch.draws.ranks("views", batch.total)
-        # the images of the lowest ranks; equally many in every process, so that the mean over processes is that of all
-        image_rows = ranks.argsort()[: max(1, round(self._image_share * len(ranks)))].sort().values
-        chosen = self._transforms.choose(ranks[image_rows], views_per_image)
+        shuffled_positions = batch.draws.shuffled_positions("views", batch.total)
+        # each process chooses equally many images, so that the mean over processes is the mean over all chosen images
+        image_rows = (
+            shuffled_positions.argsort()[: max(1, round(self._image_share * len(shuffled_positions)))].sort().values
+        )
+        chosen = self._transforms.choose(shuffled_positions[image_rows], views_per_image)
         return self._transforms.selected_views(batch.inputs, batch.labels, chosen, image_rows)
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest images that BatchNorm can train on: it needs two rows or more. Drawn views pass apart from the
-        images, and one in four is the image itself: with fewer than four drawn images they might be too few."""
+        """The fewest images that BatchNorm, which needs two rows, can train on. Views that are drawn at random go
+        through BatchNorm as a batch of their own, without those (one in four) that are the image itself: so four are
+        needed."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)

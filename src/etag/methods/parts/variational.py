@@ -26,7 +26,7 @@ class VariationalOptions(NetworkOptions):
 
     kind: Literal["cvae"] = Field("cvae", description="a conditional VAE")
     decoder_noise: bool = Field(
-        False, description="add what the decoder leaves out: a mean per class, and noise with one covariance"
+        False, description="add the decoder's error to generated features: a mean per class, noise with one covariance"
     )
 
     def create(
@@ -60,7 +60,7 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
         self.network.remove_class(label)
 
     def decode(self, network: ConditionalVAE, labels: Tensor, normal: NormalSampler) -> Tensor:
-        """Features of these classes; residuals are added if the VAE has them."""
+        """Features of these classes; decoder noise is added if the VAE has it."""
         features = super().decode(network, labels, normal)
         if network.decoder_noise is None:
             return features
@@ -73,7 +73,7 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
     def learn(
         self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
     ) -> Plan:
-        """Train, then measure what the decoder's mean leaves out, if that is stored."""
+        """Train, then measure the decoder's noise, if it is to be added."""
         yield from super().learn(task, features, weights, head, stream)
         if self.network.decoder_noise is not None and task.num_new:
             self._fit_decoder_noise(task, features, stream.child("decoder_noise"))
