@@ -95,9 +95,9 @@ class Solver(nn.Module):
         return outputs
 
     def _separate(self, need: Need) -> bool:
-        """Whether the images pass the stages separately from their other views: (a) in BatchNorm's training mode, if
-        only the auxiliaries use the views, so that these do not change the features of the head; (b) if stage maps are
-        returned, so that gradients with respect to them can be taken."""
+        """Whether the images pass the stages separately from their other views: (a) while BatchNorm uses batch
+        statistics and only the auxiliaries read the views, which would otherwise change the features of the head; (b)
+        if stage maps are returned, so that gradients with respect to them can be taken."""
         if need & Need.STAGES:
             return True
         batch_statistics = uses_batch_statistics(self.backbone)
