@@ -54,11 +54,11 @@ def runtime():
     return Runtime(Fabric(accelerator="cpu", devices=1))
 
 
-# e-variants run the same code again: those that the paper does not have, and two that it has, are marked as slow
+# e-variants run the same code again: those that the paper does not have, and some that it has, are marked as slow
 EVERY_METHOD = [
     pytest.param(name, marks=pytest.mark.slow)
     if METHODS[name].is_e_variant
-    and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m")
+    and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m", "eewc", "elwf")
     else name
     for name in METHODS
 ]

@@ -130,7 +130,7 @@ def test_learn_adds_a_version_and_leaves_the_run_as_it_was(copied, images):
     assert done.returncode == 0, done.stderr
     assert "2 new classes besides 4 known ones" in done.stdout
     directory = ModelDirectory(copied)
-    assert (directory.version, directory.versions, directory.pinned_versions) == (4, [3, 4], [3])
+    assert (directory.version, directory.versions, directory.about().pinned) == (4, [3, 4], False)
     about = directory.about()
     assert about.classes[4:] == tuple(images["names"])
     assert (about.task_sizes, about.parent, about.pinned) == ((2, 1, 1, 2), 3, False)

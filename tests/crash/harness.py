@@ -71,7 +71,8 @@ def outcome(path):
 def stored(directory):
     """Every tensor of the model, by role and name. Checksums and what is left on disk are checked too."""
     method, _ = directory.model.load_method()
-    assert directory.model.versions == directory.model.pinned_versions == [directory.model.version]
+    assert directory.model.versions == [directory.model.version]
+    assert directory.model.about().pinned
     assert not directory.model.unfinished.exists(), "checkpoints are left"
     files = {path.stem for path in (directory.path / "tensors").iterdir()}
     about = json.loads((directory.versions / str(directory.model.version) / "about.json").read_text())

@@ -28,7 +28,7 @@ def test_a_plug_in_that_is_missing_or_no_python_is_refused(tmp_path):
     with pytest.raises(EtagError, match="does not exist"):
         plugins.load([tmp_path / "none.py"])
     (tmp_path / "mine.txt").write_text("x = 1")
-    with pytest.raises(EtagError, match="no Python file"):
+    with pytest.raises(EtagError, match="is not a Python file"):
         plugins.load([tmp_path / "mine.txt"])
 
 

@@ -71,7 +71,7 @@ def test_a_finished_run_is_not_run_again(small, tmp_path, capsys):
     stamp = (tmp_path / "run" / "metrics.json").stat().st_mtime_ns
     assert run(config, tmp_path / "run", verbose=True) == first
     assert (tmp_path / "run" / "metrics.json").stat().st_mtime_ns == stamp
-    assert "already holds this run, finished" in capsys.readouterr().out
+    assert "already contains this run, finished" in capsys.readouterr().out
 
 
 def test_another_configuration_is_refused_with_every_difference(small, tmp_path, cut_after):
@@ -80,7 +80,8 @@ def test_another_configuration_is_refused_with_every_difference(small, tmp_path,
         run(small("fine"), tmp_path / "run")
     other = small("fine", seed=3, **{"train.epochs": 9})
     with pytest.raises(
-        EtagError, match=r"unfinished run .*seed is 0 there and 3 here; train.epochs is 2 there and 9 here"
+        EtagError,
+        match=r"unfinished run .*seed is 0 in the directory and 3 in this command; train.epochs is 2 in the directory and 9 in this command",
     ):
         run(other, tmp_path / "run")
     cut_after(None)
@@ -166,7 +167,7 @@ def test_a_result_that_was_saved_but_not_put_in_force_leaves_nothing_behind(smal
     run(config, tmp_path / "whole")
     assert_same(tmp_path / "whole", tmp_path / "run")
     directory = ModelDirectory(tmp_path / "run")
-    assert directory.versions == directory.pinned_versions == [directory.version]
+    assert directory.versions == [directory.version] and directory.about().pinned
     assert len(list((tmp_path / "run" / "tensors").iterdir())) == len(list((tmp_path / "whole" / "tensors").iterdir()))
 
 

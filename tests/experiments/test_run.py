@@ -64,7 +64,7 @@ def test_the_run_directory_holds_all_that_is_promised(small, tmp_path):
     saved = np.load(directory.features / "task-003.npz")
     assert saved["features"].shape == (4 * 8, method.solver.backbone.feature_size)
     assert np.bincount(saved["labels"]).tolist() == [8] * 4
-    assert directory.model.versions == directory.model.pinned_versions == [3]
+    assert directory.model.versions == [3] and directory.model.about().pinned
     assert not directory.model.unfinished.exists()
 
 
@@ -92,7 +92,9 @@ def test_a_run_directory_is_only_replaced_when_asked_for(small, tmp_path):
     out = tmp_path / "run"
     run(small("fine"), out)
     before = (out / "metrics.json").read_bytes()
-    with pytest.raises(EtagError, match=r"a finished run of another configuration \(seed is 0 there and 5 here\)"):
+    with pytest.raises(
+        EtagError, match=r"a finished run of another configuration \(seed is 0 in the directory and 5 in this command\)"
+    ):
         run(small("fine", seed=5), out)
     assert (out / "metrics.json").read_bytes() == before
     run(small("fine", seed=5), out, restart=True)
@@ -168,7 +170,7 @@ def test_tasks_may_bring_no_new_class(domains, tmp_path):
 
 @pytest.mark.parametrize("method", ["etag", "efine", "lwf", "il2m"])
 def test_most_methods_need_new_classes(domains, method, tmp_path):
-    with pytest.raises(EtagError, match="brings none: choose a method that can do without"):
+    with pytest.raises(EtagError, match="later tasks have none: choose a method that supports this"):
         run(domains(method), tmp_path / "run")
 
 

@@ -5,6 +5,7 @@ import json
 from tests.experiments.test_grid import etag
 
 
+@pytest.mark.slow
 def test_bench_then_report(tmp_path):
     done = etag("bench", "smoke", "--store", "store", "--jobs", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -169,7 +169,7 @@ def test_a_features_pass_is_in_the_order_of_the_images(lab, passes):
 def test_a_batch_of_one_image_is_refused_where_batch_norm_would_fail(lab):
     laboratory = lab("fine", batch_size=1)
     laboratory.begin(0)
-    with pytest.raises(EtagError, match="BatchNorm cannot train on a batch of 1"):
+    with pytest.raises(EtagError, match="and BatchNorm needs 2"):
         laboratory.works(0)
 
 

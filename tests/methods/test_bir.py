@@ -44,7 +44,7 @@ def test_replayed_features_are_those_of_the_old_network_and_so_are_their_predict
     assert torch.equal(features, old.decode(codes, functional.one_hot(labels, classes).float()))
     assert torch.equal(predictions, old.classify(features)[:, :classes])
     assert set(labels.tolist()) <= set(range(classes))
-    assert not torch.equal(predictions, laboratory.method.network.logits_from_stage(features)[:, :classes])
+    assert not torch.equal(predictions, laboratory.method.network.classify(features)[:, :classes])
     assert not features.requires_grad
 
 
@@ -68,7 +68,7 @@ def test_terms_are_those_of_the_paper(begun, naive):
 
     terms = objective(batch)
     recon, divergence = expected("new", batch.inputs, functional.one_hot(batch.labels, task.num_seen).float())
-    cross_entropy = naive.cross_entropy(network.logits_from_stage(batch.inputs), batch.labels, range(task.num_seen))
+    cross_entropy = naive.cross_entropy(network.classify(batch.inputs), batch.labels, range(task.num_seen))
     assert terms["ce"].item() == pytest.approx(cross_entropy / 2, rel=1e-4)
     assert terms["recon"].item() == pytest.approx(recon / 2, rel=1e-4)
     assert terms["kl"].item() == pytest.approx(divergence / 2, rel=1e-4)
@@ -76,7 +76,7 @@ def test_terms_are_those_of_the_paper(begun, naive):
     features, predictions = objective.replayed(batch)
     wanted = torch.cat([(predictions / 2).softmax(1), torch.zeros(len(predictions), task.num_new)], dim=1)
     recon, divergence = expected("replayed", features, wanted)
-    kd = -4 * (wanted * (network.logits_from_stage(features) / 2).log_softmax(1)).sum(1).mean()
+    kd = -4 * (wanted * (network.classify(features) / 2).log_softmax(1)).sum(1).mean()
     assert terms["kd_replayed"].item() == pytest.approx(kd.item() / 2, rel=1e-4)
     assert terms["recon_replayed"].item() == pytest.approx(recon / 2, rel=1e-4)
     assert terms["kl_replayed"].item() == pytest.approx(divergence / 2, rel=1e-4)
@@ -87,7 +87,7 @@ def test_new_and_replayed_count_by_the_number_of_tasks(begun):
     for tasks in (2, 3):
         objective, batch = first_batch(begun(tasks), tasks - 1)
         weighted = objective(batch)["ce"]
-        logits = objective.network.logits_from_stage(batch.inputs)
+        logits = objective.network.classify(batch.inputs)
         shares.append((weighted / functional.cross_entropy(logits, batch.labels)).item())
     assert shares == pytest.approx([1 / 2, 1 / 3], rel=1e-5)
 

@@ -497,7 +497,7 @@ def test_an_update_trains_head_and_generator_on_more_images_and_leaves_the_backb
     laboratory.learn(0, 1)
     method, task = laboratory.method, replace(laboratory.task(1), num_old=5, num_new=0)
     before = {role: snapshot(part) for role, part in method.parts.items()}
-    laboratory.learner.train(task, update=1)
+    laboratory.learner.train(task, update_number=1)
     changed = {
         f"{role}.{name}".split(".")[0] if role == "generator" else name.split(".")[0]
         for role, part in method.parts.items()

@@ -114,8 +114,9 @@ def test_it_learns_digits(runtime, every_method):
 
 
 def heavy(name):
-    """Variants that add nothing but embedding distillation, which others show, are left to `make test-all`."""
-    return pytest.param(name, marks=pytest.mark.slow) if name in ("eewc", "emas", "elwf", "elwm", "eil2m") else name
+    """Names of what other names show too (b1 is gfr, b3 is egfr) are left to `make test-all`."""
+    known = ("eewc", "emas", "elwf", "elwm", "eil2m", "b1", "b3")
+    return pytest.param(name, marks=pytest.mark.slow) if name in known else name
 
 
 @pytest.mark.parametrize("name", map(heavy, PAPER))
@@ -224,8 +225,8 @@ BAD = [
     ("etag", {"method.embedding.views_per_image": 5}, "views_per_image=5 is too many: rotation has 4 views"),
     ("epass", {"method.embedding.views_per_image": 9}, "views_per_image=9 is too many: rotation has 4 views"),
     ("b0", {"method.embedding.views_per_image": 2}, "views_per_image=2 is too many: none has 1"),
-    ("lwm", {"model.backbone": "mlp"}, "lwm needs the maps of a convolutional backbone"),
-    ("podnet", {"model.backbone": "mlp"}, "podnet needs the maps of a convolutional backbone"),
+    ("lwm", {"model.backbone": "mlp"}, "lwm needs the feature maps of a convolutional backbone"),
+    ("podnet", {"model.backbone": "mlp"}, "podnet needs the feature maps of a convolutional backbone"),
     ("lwm", {"method.stage": 4}, "attention needs a map of more than one pixel"),
     (
         "fine",

@@ -187,7 +187,7 @@ def test_the_results_have_every_metric_and_the_papers_values(grid):
     assert found["LwF"]["paper’s A"].text == "16.92 ± 1.21"
     assert {f"{metric.name} ({metric.unit})" for metric in METRICS} <= found["LwF"].keys()
     assert [row.shaded for row in table.rows] == [False, False, False, True, False, False, False]
-    assert [row.ruled for row in table.rows] == [False, False, True, False, False, False, False]
+    assert [row.line_above for row in table.rows] == [False, False, True, False, False, False, False]
     assert any("is a smaller version of the paper’s 25 tasks on cifar100" in note for note in table.notes)
 
 
@@ -213,7 +213,7 @@ def test_values_that_are_written_alike_are_equally_good(grid, put_run):
     table = results.results_table(group(grid))
     found = cells(table)
     assert [found[name]["A_weighted (%)"].rank for name in ("Lucir ‡", "PODNet", "eTag")] == [1, 1, 2]
-    assert table.rows[-1].ruled
+    assert table.rows[-1].line_above
     assert found["PODNet"]["paper’s A"].text == "–"
 
 

@@ -16,7 +16,7 @@ def options(shared_data):
 
 
 @pytest.fixture(scope="module")
-def to_json(shared_data):
+def plain(shared_data):
     return SOURCES["mnist"].open(DataOptions(name="mnist", path=str(shared_data / "mnist")))
 
 
