@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tests.experiments.test_grid import etag
 
 
