@@ -398,30 +398,30 @@ def test_passing_apart_leaves_batch_norm_as_it_was():
 # -- what is stepped -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("need", [Need.LOGITS, BOTH], ids=str)
-@pytest.mark.parametrize("train_old_rows", [True, False])
+@pytest.mark.parametrize("auxiliaries", [False, True])
+@pytest.mark.parametrize("old_rows", [True, False])
 @pytest.mark.parametrize("cosine", [False, True])
-def test_old_rows_of_the_head_may_be_left_out_of_what_is_trained(need, train_old_rows, cosine):
+def test_old_rows_of_the_head_may_be_left_out_of_what_is_trained(auxiliaries, old_rows, cosine):
     made = solver(3, head={"kind": "cosine" if cosine else "linear"})
     for number in range(2):
         made.head.grow(2, STREAM.torch_generator("more", number))
-    used = made.parameters_for(need, train_old_rows)
+    used = made.parameters_to_train(auxiliaries, old_rows)
     ids = {id(parameter) for parameter in used}
     assert len(ids) == len(used)
     names = {name for name, parameter in made.named_parameters() if id(parameter) in ids}
     everything = {name for name, _ in made.named_parameters()}
-    absent = set() if need & Need.AUXILIARY else {name for name in everything if name.startswith("auxiliaries.")}
-    if not train_old_rows:
+    absent = set() if auxiliaries else {name for name in everything if name.startswith("auxiliaries.")}
+    if not old_rows:
         kinds = ["weight"] if cosine else ["weight", "bias"]
         absent |= {f"head.blocks.{block}.{kind}" for block in (0, 1) for kind in kinds}
     assert absent <= everything
     assert names == everything - absent
     assert ("head.scale" in names) is cosine  # it belongs to no class
-    if train_old_rows:
-        assert {id(parameter) for parameter in made.parameters_for(need)} == ids
+    if old_rows:
+        assert {id(parameter) for parameter in made.parameters_to_train(auxiliaries)} == ids
 
 
-def test_a_sweep_over_features_has_the_label_and_the_feature_of_every_image():
+def test_a_pass_over_features_has_the_label_and_the_feature_of_every_image():
     made, labels = solver().eval(), torch.tensor([0, 2, 1, 1, 0])
     found = FeatureCollector(made.backbone)(Batch(IMAGES, labels, Draws(STREAM), 5))
     assert set(found) == {"features", "labels"}

@@ -39,7 +39,7 @@ NONE_OF_THESE = "(none of these)"
 
 @app.command()
 def learn(
-    model: Annotated[Path, typer.Argument(help="The model directory; created by the first lesson.")],
+    model: Annotated[Path, typer.Argument(help="The model directory; the first `etag learn` creates it.")],
     folder: Annotated[Path, typer.Argument(help="A folder with one sub-folder of images per new class.")],
     update: Annotated[
         bool, typer.Option("--update", help="Add images to classes that the model already knows.")
@@ -63,7 +63,7 @@ def learn(
             model, folder, given, setting or [], update=update, print_line=typer.echo, dry_run=dry_run
         )
     except KeyboardInterrupt as stopped:
-        typer.echo(f"interrupted: '{model}' is unchanged; the same command resumes the lesson.", err=True)
+        typer.echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
     if result is not None:
         _print_result(model, result)
@@ -79,7 +79,7 @@ def _print_result(model: Path, result: "LessonResult") -> None:
     if lesson.evaluation is not None:
         typer.echo(
             f"{kind} classes: {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} held-out images are "
-            "classified correctly (any known class could be predicted)"
+            "classified correctly (chosen among all known classes)"
         )
     for name, accuracy in result.per_class.items():
         typer.echo(f"  {accuracy:6.1%}  {name}")
@@ -220,7 +220,7 @@ def export(
         raise EtagError("choose what to write: --onnx FILE or --torch FILE.")
     for out, write in ((onnx, export_onnx), (torch, export_torch)):
         if out is not None:
-            typer.echo(f"{out}: written; it differs from the model by {write(model, out):.1e} at most.")
+            typer.echo(f"{out}: written; its probabilities differ from the model's by at most {write(model, out):.1e}.")
 
 
 @app.command()

@@ -48,8 +48,7 @@ class ViewTransforms:
 
     def selected_views(self, images: Tensor, labels: Tensor, chosen: Tensor, image_rows: Tensor | None = None) -> Views:
         """Return the images and the chosen views of them. `chosen` holds view numbers, one row for each image in
-        `image_rows` (rows of the batch; None: all). Both are on the CPU. A view that is chosen twice for an image is
-        computed once."""
+        `image_rows` (rows of the batch; None: all). Both are on the CPU."""
         device, count = images.device, len(images)
         image_rows = torch.arange(count) if image_rows is None else image_rows
         rows, row_of = [images], torch.zeros(self.count, count, dtype=torch.long)  # row_of[view, image]
@@ -67,8 +66,8 @@ class ViewTransforms:
         return Views(inputs, len(images), picked, labels[owners] * self.count + views)
 
     def choose(self, positions: Tensor, number: int) -> Tensor:
-        """Return `number` different view numbers per row, from the rows' shuffled positions. In the whole batch all
-        views are chosen equally often (the counts differ by at most one)."""
+        """Return `number` view numbers per image: p, p + 1, ... modulo `count`, where p is the image's place in a
+        random permutation of the global batch. So all views are chosen about equally often."""
         return (positions[:, None] + torch.arange(number)) % self.count
 
 

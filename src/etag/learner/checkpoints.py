@@ -42,6 +42,7 @@ class TaskCheckpointer:
         manifest = self._newest()
         self._resumed: dict[str, Any] | None = manifest
         self._serial: int = manifest["serial"] if manifest else 0
+        # one entry per finished phase or pass, in order: the file of a pass's result, None for a phase
         self._results: list[str | None] = list(manifest["results"]) if manifest else []
         self.saved_steps: dict[str, int | None] = (
             dict(manifest["saved_steps"]) if manifest else {}

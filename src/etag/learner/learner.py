@@ -149,6 +149,6 @@ class LearnOptions:
     fingerprint: str = ""  # identifies the images: checkpoints of other images are not resumed
     evaluated: tuple[Task, ...] = ()  # tasks whose test images are evaluated; none means the task itself
     calibrate: bool = False  # fit temperature and threshold to the test images
-    pinned: bool = False  # the version is the result of a run and is never removed
+    pinned: bool = False  # the version is the result of a run
     keep_versions: int = 3
     before_saving: Callable[[Learner], None] = lambda _: None  # more to do or write once the task is evaluated

@@ -80,7 +80,7 @@ class ModelInfo:
     threshold: float = 0.0  # predictions with a lower probability count as "none of these", on request
     history: tuple[Lesson, ...] = ()
     parent: int | None = None  # the version it was learned from
-    pinned: bool = False  # the final version of a run: `drop_versions` never removes it
+    pinned: bool = False  # the version after a run's last task; kept while its metrics.json is there
 
     @property
     def method(self) -> str:
@@ -175,12 +175,12 @@ class ModelDirectory:
         return sorted(int(path.name) for path in self._versions.iterdir() if path.name.isdecimal())
 
     @property
-    def _is_run(self) -> bool:
+    def _is_finished_run(self) -> bool:
         return (self.path / "metrics.json").is_file()
 
     def check_no_run(self) -> None:
         """Raise an error if it is the directory of a finished run, whose result is never altered."""
-        if self._is_run:
+        if self._is_finished_run:
             raise EtagError(
                 f"'{self.path}' holds the result of a run, which is never altered: copy the directory without its "
                 "metrics.json and config.yaml, and change the copy."
@@ -188,7 +188,9 @@ class ModelDirectory:
 
     def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
         """Add a version and make it current; returns its number. Versions beyond `keep` and checkpoints go."""
-        if about.pinned:  # replace the final version of a process that was killed before its run ended
+        if (
+            about.pinned
+        ):  # a process was killed between writing its last version and making it current: this one replaces it
             for number in (number for number in self.versions if self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
@@ -229,7 +231,7 @@ class ModelDirectory:
     def drop_versions(self, keep: int = 1) -> None:
         """Delete all but the newest versions and pinned ones, and tensors that no version uses."""
         for number in self.versions[:-keep]:
-            if number != self.version and not (self._is_run and self._content(number)["pinned"]):
+            if number != self.version and not (self._is_finished_run and self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         used: set[str] = set()
         for number in self.versions:

@@ -53,7 +53,7 @@ class MethodOptions(Options):
 
     changed_defaults: ClassVar[
         dict[str, Any]
-    ] = {}  # defaults that differ from those of the parent class, inside groups too
+    ] = {}  # replace defaults of the parent class; nested groups of options are merged
     head_kinds: ClassVar[tuple[str, ...]] = ("linear",)
     head_growths: ClassVar[tuple[str, ...]] = ("growing", "fixed")
     head_per_task: ClassVar[bool] = False  # whether `head.per_task` may be set
@@ -143,7 +143,9 @@ class Method(ABC, Generic[OptionsT]):
     info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
-    recipe_sections: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = ()  # see registry.method
+    recipe_sections: ClassVar[
+        tuple[tuple[str, dict[str, Any]], ...]
+    ] = ()  # pairs: a section of recipes, and defaults to merge before it
     is_e_variant: ClassVar[bool] = False  # whether it is eXX: another method with embedding distillation added
     has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
     outputs_per_class: ClassVar[int] = 1  # of the head
@@ -301,14 +303,14 @@ class Method(ABC, Generic[OptionsT]):
         sampling = {} if e is None else e.options.model_dump(include={"views_per_image", "image_share"})
         all_terms = [*terms, *self.embedding_terms(task)]
         objective = SolverObjective(self.solver, self.teacher, all_terms, self.transforms, **sampling)
-        untrained = Need.NOTHING if e is None or e.trains_auxiliaries(task) else Need.AUXILIARY
+        train_auxiliaries = bool(objective.need & Need.AUXILIARY) and e is not None and e.trains_auxiliaries(task)
         if train_old_rows is None:
             train_old_rows = not self.options.head.per_task
         return self._phase(
             "solver",
             task.train if self.memory is None else self.memory.joined_to(task.train),
             objective,
-            self.solver.parameters_for(objective.need & ~untrained, train_old_rows),
+            self.solver.parameters_to_train(train_auxiliaries, train_old_rows),
             training,
             "train" if task.index == 0 else self.options.batch_norm,
             held_out,
@@ -399,7 +401,8 @@ class Method(ABC, Generic[OptionsT]):
         return False
 
     def remarks(self) -> dict[str, str]:
-        """What the result depends on strongly and is printed with it, such as where frozen features come from."""
+        """Notes to print with the result, by name: what it depends on strongly, such as where frozen features come
+        from."""
         return {}
 
     def remove_class(self, label: int) -> None:

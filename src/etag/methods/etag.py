@@ -33,14 +33,18 @@ GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | Prototype
 class EtagOptions(MethodOptions):
     """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
-    # repeats the default below as data: it is merged with recipes and presets, and only then validated
+    # the default of `embedding` below, for recipes and presets: these are merged before pydantic fills in defaults
     changed_defaults: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
     guidance: bool = Field(True, description="the head, just trained and now frozen, guides the VAE (Eq. 6, line 3)")
     lambda_ce: NonNegativeFloat | None = Field(None, description="weight of replay in Eq. (5); null: old / new classes")
-    lambda_l2: NonNegativeFloat | None = Field(None, description="weight of Eq. (3) in (9); null: old / new classes")
-    lambda_vae: NonNegativeFloat | None = Field(None, description="weight of Eq. (7) in (10); null: old / new classes")
+    lambda_l2: NonNegativeFloat | None = Field(
+        None, description="weight of Eq. (3), feature distillation; null: old / new classes"
+    )
+    lambda_vae: NonNegativeFloat | None = Field(
+        None, description="weight of Eq. (7), likeness to the old VAE; null: old / new classes"
+    )
     refit: TrainOptions | None = Field(
         None,
         description="after each task but the base one, train the head alone once more, on features of new "
@@ -70,7 +74,7 @@ INFO = MethodInfo(
 )
 
 
-# a recipe's section gfr holds what the two share, such as the generator's settings
+# eTag also reads a recipe's section gfr (though GFR is its subclass): settings that both share, as of the generator
 @method("etag", INFO, sections=("gfr", "etag"))
 class ETag(Method[EtagOptions]):
     """The solver first, with features of old classes from the old generator; then the generator."""
@@ -143,7 +147,7 @@ class ETag(Method[EtagOptions]):
             # the classifier's cross-entropy
             "guide": guide * (new_share if fidelity.guide_weight == "normalized" else 1.0),
             "guide_old": guide * (1 - new_share) if fidelity.guide_old else 0.0,
-            "match": self.weight(self.options.lambda_vae, task),  # Eq. (7)
+            "match": self.weight(self.options.lambda_vae, task),  # the old VAE's features of old classes, Eq. (7)
         }
 
     def weight(self, option: float | None, task: Task) -> float:

@@ -51,16 +51,16 @@ _ablation(ETag, "b0", "eTag without the self-supervised task", {"embedding": {"v
 _ablation(
     GFR,
     "b1",
-    "the only distillation is Eq. (3), and nothing guides the VAE: GFR",
+    "only features are distilled, nothing guides the VAE: GFR itself",
     {},
     stores=GFR_STORES,
     generator=GFR_GENERATOR,
 )
 _ablation(
-    GFR, "b2", "the only distillation is Eq. (3); the classifier guides the VAE", {"guidance": True}, stores=GFR_STORES
+    GFR, "b2", "only features are distilled; the classifier guides the VAE", {"guidance": True}, stores=GFR_STORES
 )
 _ablation(
-    GFR, "b3", "embedding distillation, and nothing guides the VAE: eGFR", {"embedding": {}}, generator=GFR_GENERATOR
+    GFR, "b3", "embedding distillation, nothing guides the VAE: eGFR itself", {"embedding": {}}, generator=GFR_GENERATOR
 )
 _ablation(
     ETag,

@@ -47,10 +47,10 @@ class Solver(nn.Module):
             branch = build(partial(self.backbone.branch, stage, short), stream.torch_generator("branch", stage))
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
 
-    def parameters_for(self, need: Need, train_old_rows: bool = True) -> list[nn.Parameter]:
-        """The parameters to train: backbone, head (old rows only with `train_old_rows`), auxiliaries if needed."""
-        parts = [self.backbone, *self._auxiliaries_for(need)]
-        head = list(self.head.parameters()) if train_old_rows else self.head.parameters_without_old_rows
+    def parameters_to_train(self, auxiliaries: bool, old_rows: bool = True) -> list[nn.Parameter]:
+        """Those of backbone and head (the rows of old classes only if `old_rows`), and of the auxiliaries if asked."""
+        parts = [self.backbone, *(self.auxiliaries if auxiliaries else ())]
+        head = list(self.head.parameters()) if old_rows else self.head.parameters_without_old_rows
         return [*(parameter for part in parts for parameter in part.parameters()), *head]
 
     @property
@@ -95,9 +95,10 @@ class Solver(nn.Module):
         return outputs
 
     def _separate(self, need: Need) -> bool:
-        """Whether the images pass the stages separately from their other views: (a) while BatchNorm uses batch
-        statistics and only the auxiliaries read the views, which would otherwise change the features of the head; (b)
-        if stage maps are returned, so that gradients with respect to them can be taken."""
+        """Whether the images pass the stages separately from their other views: (a) if BatchNorm uses batch statistics
+        and only the auxiliaries need the other views: in one batch with the images, these would change the statistics
+        and so the features that the head sees; (b) if stage maps are returned, so that gradients with respect to them
+        can be taken."""
         if need & Need.STAGES:
             return True
         batch_statistics = uses_batch_statistics(self.backbone)
@@ -170,7 +171,7 @@ class Teacher(Frozen[Solver]):
 
     @torch.no_grad()
     def targets(self, views: Tensor | Views, need: Need) -> Outputs:
-        """Its outputs as constants (no_grad: autograd cannot use tensors of inference_mode)."""
+        """Its outputs as constants: under no_grad, not inference_mode, whose tensors cannot enter a loss."""
         outputs: Outputs = self.network(views, need)
         return outputs
 

@@ -34,7 +34,7 @@ class AdversarialOptions(NetworkOptions):
     critic_steps: PositiveInt = Field(5, description="steps of the critic per step of the generator")
     penalty: NonNegativeFloat = Field(10.0, description="weight of the gradient penalty")
     match_factor: NonNegativeFloat = Field(
-        1e-3, description="multiplies lambda_vae, which keeps it close to the old generator"
+        1e-3, description="multiplies lambda_vae, the weight of staying close to the old generator"
     )
 
     def create(

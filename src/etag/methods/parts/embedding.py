@@ -80,7 +80,7 @@ class EmbeddingDistillation:
             auxiliary.head.grow(classes * self.transforms.count, stream.torch_generator("auxiliary", number))
 
     def remove_last_stage_auxiliary(self, solver: Solver) -> None:
-        """Remove the auxiliary behind the last stage, which only the base task uses."""
+        """Remove the auxiliary behind the last stage, if there is one: only the base task uses it."""
         del solver.auxiliaries[len(solver.backbone.stages) - 1 :]
 
     def trains_auxiliaries(self, task: Task) -> bool:

@@ -44,7 +44,7 @@ class NetworkOptions(Options):
     hidden: PositiveInt = Field(512, description="width of the hidden layers")
     train: GeneratorTrainOptions = Field(GeneratorTrainOptions(), description="training of the generator")
     feature_passes: PositiveInt = Field(
-        10, description="augmented passes over the images whose features are cached; epochs use them in turn"
+        10, description="how often the images are augmented anew and their features cached; epochs use these in turn"
     )
     last_task: bool = Field(True, description="train the generator after the last task too (Algorithm 1)")
 

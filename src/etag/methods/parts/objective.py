@@ -67,7 +67,6 @@ class SolverObjective(nn.Module):
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest images that BatchNorm, which needs two rows, can train on. Views that are drawn at random go
-        through BatchNorm as a batch of their own, without those (one in four) that are the image itself: so four are
-        needed."""
+        """The fewest images that BatchNorm can train on: it needs two rows. Randomly drawn views form a batch of their
+        own, which lacks those that are the image itself; four chosen images leave two rows or more."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)

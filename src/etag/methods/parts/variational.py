@@ -26,7 +26,7 @@ class VariationalOptions(NetworkOptions):
 
     kind: Literal["cvae"] = Field("cvae", description="a conditional VAE")
     decoder_noise: bool = Field(
-        False, description="add the decoder's error to generated features: a mean per class, noise with one covariance"
+        False, description="add to generated features the decoder's mean error per class, and normal noise"
     )
 
     def create(
@@ -91,7 +91,7 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
             for name in ("posterior", "prior")
         ]
         mean, log_variance = self.network.encode(features, labels)
-        # the spread comes from reconstructions, the mean from samples, which is what will be generated
+        # the covariance is measured on reconstructions, the mean on samples from the prior, as replayed features are
         error = features - self.network.decode(reparameterize(mean, log_variance, codes[0]), labels)
         offset = features - self.network.decode(codes[1], labels)
         rows = [labels == label for label in range(task.num_old, task.num_seen)]
@@ -147,7 +147,7 @@ class VariationalObjective(nn.Module):
         return dict(zip(codes, torch.split(self.vae.decode(latent, labels), rows), strict=True))
 
     def _match(self, decoded: Tensor, codes: Tensor, labels: Tensor, processes: float) -> Tensor:
-        """Eq. (7). The release sums over the global batch: DDP averages over `processes`, hence that factor."""
+        """Eq. (7). match_reduction=batch_sum sums over the global batch; DDP averages, so it is times `processes`."""
         with torch.no_grad():
             target = require(self.old).network.decode(codes, labels)
         factor = self._fidelity.match_factor
