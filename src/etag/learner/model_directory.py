@@ -188,9 +188,7 @@ class ModelDirectory:
 
     def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
         """Add a version and make it current; returns its number. Versions beyond `keep` and checkpoints go."""
-        if (
-            about.pinned
-        ):  # a process was killed between writing its last version and making it current: this one replaces it
+        if about.pinned:  # one may be left of a process that was killed before it made its last version current
             for number in (number for number in self.versions if self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
