@@ -232,7 +232,7 @@ def test_an_interrupted_lesson_is_resumed_and_the_model_predicts_as_before_meanw
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "is unchanged; the same command resumes the lesson" in errors
+    assert "is unchanged; the same command continues" in errors
     assert etag("predict", copied, folder, "--format", "csv").stdout == before
     done = etag("learn", copied, folder, "--set", "train.steps=200")
     assert done.returncode == 0, done.stderr

@@ -148,8 +148,8 @@ class Checkpointer(Protocol):
     order in which the method yields them."""
 
     def restore_if_finished(self, number: int) -> bool:
-        """Whether a phase or pass was finished before the interruption and is not run again. At the last finished one,
-        everything that the method stores is loaded as it was at that point."""
+        """Whether a phase or pass was finished before the interruption and is not run again. If the checkpoint was
+        saved right after it, everything that the method stores is loaded."""
 
     def result(self, number: int) -> dict[str, Tensor]:
         """The result of a finished pass; empty for a phase."""

@@ -70,7 +70,8 @@ class TaskCheckpointer:
     # -- called by the engine ----------------------------------------------------------------------------------------
 
     def restore_if_finished(self, number: int) -> bool:
-        """Whether a phase or pass was finished; at the last finished one, the method is restored."""
+        """Whether a phase or pass was finished. If the checkpoint was saved right after it, the method is restored
+        here; if it was saved inside the next phase, `resume` does it."""
         if self._resumed is None or number >= len(self._resumed["results"]):
             return False
         if number == len(self._resumed["results"]) - 1 and not self._resumed["phase"]:
@@ -84,7 +85,7 @@ class TaskCheckpointer:
         return {} if name is None else {key: value.to(device) for key, value in self._files.read(name).items()}
 
     def resume(self) -> dict[str, Tensor]:
-        """The training state of the interrupted phase; empty if this is a later phase."""
+        """The training state of the interrupted phase; empty if the phase that begins now is another one."""
         if self._resumed is None or not self._resumed["phase"] or len(self._results) > len(self._resumed["results"]):
             return {}
         self._restore()

@@ -187,8 +187,9 @@ class ModelDirectory:
             )
 
     def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
-        """Add a version and make it current; returns its number. Versions beyond `keep` and checkpoints go."""
-        if about.pinned:  # one may be left of a process that was killed before it made its last version current
+        """Add a version and make it current; returns its number. Deletes checkpoints and all but `keep` versions."""
+        if about.pinned:
+            # a pinned version that is already here was left by a process killed before it made that version current
             for number in (number for number in self.versions if self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
@@ -223,7 +224,7 @@ class ModelDirectory:
             if parent is None or parent not in self.versions:
                 raise EtagError(f"'{self.path}' has no version before {self.version} to return to.")
             write_atomically(self._current, str(parent))
-            self.clear_unfinished()  # the checkpoints belong to the version that is left
+            self.clear_unfinished()  # the checkpoints continue from the version that we leave
             return parent
 
     def drop_versions(self, keep: int = 1) -> None:
@@ -336,7 +337,7 @@ def _learner_tensors(method: AnyMethod, classifier: Classifier) -> dict[str, dic
     for role, part in method.parts.items():
         outside = _names_outside(part, shared)
         values = {name: value for name, value in part.state_dict().items() if name in outside}
-        if values or role == "optimizer_state":  # which is empty before the first training
+        if values or role == "optimizer_state":  # needed even if empty: a method that is being loaded has an empty one
             tensors[role] = values
     return tensors
 

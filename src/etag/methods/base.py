@@ -401,8 +401,7 @@ class Method(ABC, Generic[OptionsT]):
         return False
 
     def remarks(self) -> dict[str, str]:
-        """Notes to print with the result, by name: what it depends on strongly, such as where frozen features come
-        from."""
+        """Facts that the result depends on strongly, by topic, to print with it: where frozen features come from."""
         return {}
 
     def remove_class(self, label: int) -> None:

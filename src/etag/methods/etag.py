@@ -33,7 +33,7 @@ GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | Prototype
 class EtagOptions(MethodOptions):
     """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
-    # the default of `embedding` below, for recipes and presets: these are merged before pydantic fills in defaults
+    # repeats the default of `embedding` below: a preset asks for it before pydantic has filled in defaults
     changed_defaults: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
@@ -74,7 +74,7 @@ INFO = MethodInfo(
 )
 
 
-# eTag also reads a recipe's section gfr (though GFR is its subclass): settings that both share, as of the generator
+# eTag also reads a recipe's section gfr (though GFR is its subclass): what both share, such as the generator
 @method("etag", INFO, sections=("gfr", "etag"))
 class ETag(Method[EtagOptions]):
     """The solver first, with features of old classes from the old generator; then the generator."""

@@ -67,6 +67,6 @@ class SolverObjective(nn.Module):
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest images that BatchNorm can train on: it needs two rows. Randomly drawn views form a batch of their
-        own, which lacks those that are the image itself; four chosen images leave two rows or more."""
+        """The fewest images that BatchNorm can train on: it needs two rows. Views that are drawn at random, other than
+        the image itself, pass as a separate batch: two or more of those drawn for four images are others."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)
