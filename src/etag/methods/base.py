@@ -143,9 +143,8 @@ class Method(ABC, Generic[OptionsT]):
     info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
-    recipe_sections: ClassVar[
-        tuple[tuple[str, dict[str, Any]], ...]
-    ] = ()  # pairs: a section of recipes, and defaults to merge before it
+    # pairs (name, options), in order: the options are applied, then the section `methods.NAME` of a recipe
+    recipe_sections: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = ()
     is_e_variant: ClassVar[bool] = False  # whether it is eXX: another method with embedding distillation added
     has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
     outputs_per_class: ClassVar[int] = 1  # of the head

@@ -91,7 +91,7 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
             for name in ("posterior", "prior")
         ]
         mean, log_variance = self.network.encode(features, labels)
-        # the covariance is measured on reconstructions, the mean on samples from the prior, like those that are replayed
+        # the covariance is measured on reconstructions, the mean on samples from the prior, like replayed ones
         error = features - self.network.decode(reparameterize(mean, log_variance, codes[0]), labels)
         offset = features - self.network.decode(codes[1], labels)
         rows = [labels == label for label in range(task.num_old, task.num_seen)]
