@@ -54,11 +54,11 @@ class ViewTransforms:
         rows, row_of = [images], torch.zeros(self.count, count, dtype=torch.long)  # row_of[view, image]
         row_of[0] = torch.arange(count)  # the images themselves are always there
         for view in range(1, self.count):
-            owners = image_rows[(chosen == view).any(1)]
-            row_of[view, owners] = torch.arange(count, count + len(owners))
-            rows.append(self.transforms[view](images[owners.to(device, non_blocking=True)]))
-            count += len(owners)
-        owners = image_rows[:, None].expand_as(chosen)
+            with_view = image_rows[(chosen == view).any(1)]
+            row_of[view, with_view] = torch.arange(count, count + len(with_view))
+            rows.append(self.transforms[view](images[with_view.to(device, non_blocking=True)]))
+            count += len(with_view)
+        owners = image_rows[:, None].expand_as(chosen)  # the image of each chosen view
         picked, owners, views = (
             index.flatten().to(device, non_blocking=True) for index in (row_of[chosen, owners], owners, chosen)
         )

@@ -27,7 +27,7 @@ def print_nothing(_: str) -> None:
 
 
 class Learner:
-    """Trains a method task by task: begins a task, runs its phases with checkpoints, ends and evaluates it, saves it.
+    """Learns one task per call of `learn`: begins it, runs its phases with checkpoints, ends, evaluates and saves it.
     It may run in any thread; `stop.request()` interrupts it at its next checkpoint. Without a directory nothing is
     saved, for estimates and tests."""
 

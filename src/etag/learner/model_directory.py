@@ -80,7 +80,7 @@ class ModelInfo:
     threshold: float = 0.0  # predictions with a lower probability count as "none of these", on request
     history: tuple[Lesson, ...] = ()
     parent: int | None = None  # the version it was learned from
-    pinned: bool = False  # the version after a run's last task; kept while its metrics.json is there
+    pinned: bool = False  # the version after a run's last task; never removed once the run has its metrics.json
 
     @property
     def method(self) -> str:
@@ -189,7 +189,7 @@ class ModelDirectory:
     def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
         """Add a version and make it current; returns its number. Deletes checkpoints and all but `keep` versions."""
         if about.pinned:
-            # a pinned version that is already here was left by a process killed before it made that version current
+            # one that is here already is from an earlier attempt at this save, killed before it wrote `current`
             for number in (number for number in self.versions if self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
@@ -337,7 +337,9 @@ def _learner_tensors(method: AnyMethod, classifier: Classifier) -> dict[str, dic
     for role, part in method.parts.items():
         outside = _names_outside(part, shared)
         values = {name: value for name, value in part.state_dict().items() if name in outside}
-        if values or role == "optimizer_state":  # needed even if empty: a method that is being loaded has an empty one
+        if (
+            values or role == "optimizer_state"
+        ):  # also if empty: `_fill` asks with a new method, whose state is still empty
             tensors[role] = values
     return tensors
 

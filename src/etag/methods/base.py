@@ -143,7 +143,7 @@ class Method(ABC, Generic[OptionsT]):
     info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
-    # pairs (name, options), in order: the options are applied, then the section `methods.NAME` of a recipe
+    # pairs (NAME, changed defaults), applied in order, each before the section `methods.NAME` of a recipe
     recipe_sections: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = ()
     is_e_variant: ClassVar[bool] = False  # whether it is eXX: another method with embedding distillation added
     has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
@@ -353,7 +353,7 @@ class Method(ABC, Generic[OptionsT]):
         )
 
     def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
-        """The solver's features of images, in order: without augmentation (0), or of `augmented_passes` passes."""
+        """The solver's features of images, in order: of one pass without augmentation, or of several augmented ones."""
         batches = self.pass_batches(name, images, augment=augmented_passes > 0)
         return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 
@@ -400,7 +400,8 @@ class Method(ABC, Generic[OptionsT]):
         return False
 
     def remarks(self) -> dict[str, str]:
-        """Facts that the result depends on strongly, by topic, to print with it: where frozen features come from."""
+        """Facts to print with the result, by topic, as it depends on them: for instance where frozen features come
+        from."""
         return {}
 
     def remove_class(self, label: int) -> None:

@@ -33,7 +33,8 @@ GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | Prototype
 class EtagOptions(MethodOptions):
     """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
-    # repeats the default of `embedding` below: a preset asks for it before pydantic has filled in defaults
+    # repeats the default of `embedding` below: `resolve` must know it (for a preset's section `with_embedding`) before
+    # pydantic fills in defaults
     changed_defaults: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")

@@ -96,9 +96,9 @@ class Solver(nn.Module):
 
     def _separate(self, need: Need) -> bool:
         """Whether the images pass the stages separately from their other views: (a) if BatchNorm uses batch statistics
-        and only the auxiliaries need the other views: in one batch with the images, these would change the statistics
-        and so the features that the head sees; (b) if stage maps are returned: each must be the tensor that enters the
-        next stage, as a slice of it has no gradient."""
+        and only the auxiliaries need the other views: in one batch with the images, the views would change the
+        statistics and so the features that the head sees; (b) if stage maps are returned: LwM takes the gradient with
+        respect to a map, which must be the very tensor that enters the next stage."""
         if need & Need.STAGES:
             return True
         batch_statistics = uses_batch_statistics(self.backbone)

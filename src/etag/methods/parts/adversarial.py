@@ -88,7 +88,7 @@ class AdversarialObjective(nn.Module):
 
     def _penalty(self, batch: Batch, generated: Tensor) -> Tensor:
         between_weight = batch.draws.uniform("between", batch.total, 1)
-        with torch.enable_grad():  # a penalty on a gradient needs one, even where only its value is asked for
+        with torch.enable_grad():  # the penalty is computed from a gradient, also where the caller turned gradients off
             between = (batch.inputs + between_weight * (generated - batch.inputs)).requires_grad_()
             return gradient_penalty(self.gan.critic(between, batch.labels), between)
 

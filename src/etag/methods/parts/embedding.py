@@ -30,7 +30,7 @@ class EmbeddingOptions(Options):
     views_per_image: PositiveInt | None = Field(
         None,
         description="views per image in a step, drawn at random; null: all. The expected loss is that of all "
-        "views (except with fidelity.l2_reduction=frobenius)",
+        "views (except Eq. (3) with fidelity.l2_views=all, l2_reduction=frobenius)",
     )
     image_share: float = Field(
         1.0,

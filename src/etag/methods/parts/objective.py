@@ -67,6 +67,7 @@ class SolverObjective(nn.Module):
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest images that BatchNorm can train on: it needs two rows. Views that are drawn at random, other than
-        the image itself, pass as a separate batch: two or more of those drawn for four images are others."""
+        """The fewest images that BatchNorm can train on: each batch that it sees needs two rows. With randomly drawn
+        views there are two batches: the images, and the drawn views that are rotated or the like, at least two for four
+        images."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)
