@@ -58,7 +58,7 @@ def runtime():
 EVERY_METHOD = [
     pytest.param(name, marks=pytest.mark.slow)
     if METHODS[name].is_e_variant
-    and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m", "eewc", "elwf")
+    and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m", "eewc", "elwf", "elwm")
     else name
     for name in METHODS
 ]

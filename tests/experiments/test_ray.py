@@ -27,6 +27,7 @@ def workers():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads processes in /proc")
 def test_a_run_whose_worker_is_killed_is_finished_by_another(tmp_path):
     settings = TINY | {"train.epochs": 12, "runtime.checkpoint_steps": 10}

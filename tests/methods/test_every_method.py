@@ -114,8 +114,8 @@ def test_it_learns_digits(runtime, every_method):
 
 
 def heavy(name):
-    """Names of what other names show too (b1 is gfr, b3 is egfr) are left to `make test-all`."""
-    known = ("eewc", "emas", "elwf", "elwm", "eil2m", "b1", "b3")
+    """Names of what other names show too (b1 is gfr, b3 is egfr, joint is fine) are left to `make test-all`."""
+    known = ("eewc", "emas", "elwf", "elwm", "eil2m", "b1", "b3", "joint")
     return pytest.param(name, marks=pytest.mark.slow) if name in known else name
 
 

@@ -185,7 +185,7 @@ def test_it_is_saved_and_loaded_into_a_fresh_one():
 
 @pytest.mark.parametrize("option", ["per_class", "total"])
 def test_no_exemplars_are_refused_with_a_way_out(option):
-    with pytest.raises(ValidationError, match="store at least one per class, or choose a method without them"):
+    with pytest.raises(ValidationError, match="store at least one per class, or choose another method"):
         ExemplarOptions(**{option: 0})
 
 

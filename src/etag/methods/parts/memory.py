@@ -24,7 +24,7 @@ class ExemplarOptions(Options):
     @classmethod
     def _reject_zero(cls, value: Any) -> Any:
         if value == 0:
-            raise ValueError("this method needs exemplars: store one or more per class, or choose another method")
+            raise ValueError("this method needs exemplars: store at least one per class, or choose another method")
         return value
 
 
