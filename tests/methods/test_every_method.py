@@ -119,7 +119,7 @@ def heavy(name):
     return pytest.param(name, marks=pytest.mark.slow) if name in known else name
 
 
-@pytest.mark.parametrize("name", map(heavy, PAPER))
+@pytest.mark.parametrize("name", [heavy(name) for name in PAPER])
 def test_it_learns_three_tasks_of_cifar100(runtime, shared_data, name):
     images = {"data": "cifar100", "data.path": str(shared_data / "cifar100"), "data.size": 16}
     few = {
