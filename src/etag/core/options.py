@@ -17,8 +17,8 @@ from etag.core.errors import EtagError
 
 
 def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
-    """Return `lower` updated by `upper`; mappings are merged recursively, but options of another `kind` replace the
-    lower ones."""
+    """Return `lower` updated by `upper`; mappings are merged recursively, but one whose key `kind` has another value
+    replaces the lower one."""
     merged = dict(lower)
     for key, value in upper.items():
         before: Any = merged.get(key)

@@ -46,7 +46,8 @@ class Placement:
     world: int = 1
 
     def own_rows(self, rows: int) -> slice:
-        """Return the rows of a global batch that belong to this process; the numbers of rows differ by at most one."""
+        """Return the rows of a global batch that belong to this process; no process has more than one row more than
+        another."""
         size, extra = divmod(rows, self.world)
         start = self.rank * size + min(self.rank, extra)
         return slice(start, start + size + (self.rank < extra))

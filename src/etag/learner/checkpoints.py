@@ -40,7 +40,7 @@ class TaskCheckpointer:
         self._every_seconds, self._every_steps = options.checkpoint_seconds, options.checkpoint_steps
         self._is_writer, self._stop, self._print_line = is_writer, stop, print_line
         manifest = self._newest()
-        self._resumed: dict[str, Any] | None = manifest
+        self._resumed_from: dict[str, Any] | None = manifest
         self._serial: int = manifest["serial"] if manifest else 0
         # one entry per finished phase or pass, in order: the file of a pass's result, None for a phase
         self._results: list[str | None] = list(manifest["results"]) if manifest else []
@@ -48,8 +48,8 @@ class TaskCheckpointer:
             dict(manifest["saved_steps"]) if manifest else {}
         )  # by phase; None: the whole phase
         self._seconds_before: float = manifest["seconds"] if manifest else 0.0
-        self._began = self._saved = time.perf_counter()
-        self._saved_step = 0  # of the current phase
+        self._began = self._last_save_time = time.perf_counter()
+        self._last_saved_step = 0  # of the current phase
         self.newest = self.resumed_at or "the beginning of the task"  # where the newest checkpoint is, for messages
 
     @property
@@ -60,7 +60,7 @@ class TaskCheckpointer:
     @property
     def resumed_at(self) -> str | None:
         """Where the interrupted task is resumed, for messages; None if there is nothing to resume."""
-        return None if self._resumed is None else self._describe(self._resumed["phase"])
+        return None if self._resumed_from is None else self._describe(self._resumed_from["phase"])
 
     def _describe(self, phase: str | None) -> str:
         if phase:
@@ -72,9 +72,9 @@ class TaskCheckpointer:
     def restore_if_finished(self, number: int) -> bool:
         """Whether a phase or pass was finished. If the checkpoint was saved right after it, the method is restored
         here; if it was saved inside the next phase, `resume` does it."""
-        if self._resumed is None or number >= len(self._resumed["results"]):
+        if self._resumed_from is None or number >= len(self._resumed_from["results"]):
             return False
-        if number == len(self._resumed["results"]) - 1 and not self._resumed["phase"]:
+        if number == len(self._resumed_from["results"]) - 1 and not self._resumed_from["phase"]:
             self._restore()
         return True
 
@@ -86,29 +86,33 @@ class TaskCheckpointer:
 
     def resume(self) -> dict[str, Tensor]:
         """The training state of the interrupted phase; empty if the phase that begins now is another one."""
-        if self._resumed is None or not self._resumed["phase"] or len(self._results) > len(self._resumed["results"]):
+        if (
+            self._resumed_from is None
+            or not self._resumed_from["phase"]
+            or len(self._results) > len(self._resumed_from["results"])
+        ):
             return {}
         self._restore()
-        state = self._files.read(self._resumed["parts"][TRAINING])
-        self._saved_step = int(state["step"])
+        state = self._files.read(self._resumed_from["parts"][TRAINING])
+        self._last_saved_step = int(state["step"])
         return state
 
     def due(self, step: int) -> bool:
         """Whether the last checkpoint is old enough, or the learner was asked to stop."""
-        old = time.perf_counter() - self._saved >= self._every_seconds
-        old |= self._every_steps is not None and step - self._saved_step >= self._every_steps
+        old = time.perf_counter() - self._last_save_time >= self._every_seconds
+        old |= self._every_steps is not None and step - self._last_saved_step >= self._every_steps
         return bool(self._stop.max_over_processes(self._stop.signal_number or old))
 
     def save(self, name: str, state: dict[str, Tensor]) -> None:
         """Save the state within a phase."""
-        self.saved_steps[name] = self._saved_step = int(state["step"])
+        self.saved_steps[name] = self._last_saved_step = int(state["step"])
         self._write(name, state)
         self._stop.check()
 
     def finish(self, name: str, result: dict[str, Tensor]) -> None:
         """Save the state after a phase or pass."""
         self._results.append(self._files.write(result) if result and self._is_writer else None)
-        self.saved_steps[name], self._saved_step = None, 0
+        self.saved_steps[name], self._last_saved_step = None, 0
         self._write(None, {})
         self._stop.check()
 
@@ -116,7 +120,7 @@ class TaskCheckpointer:
 
     def _write(self, phase: str | None, state: dict[str, Tensor]) -> None:
         self._check_finite()
-        self._saved = time.perf_counter()
+        self._last_save_time = time.perf_counter()
         if not self._is_writer:
             return
         parts = {role: self._files.write(part.state_dict()) for role, part in self._method.parts.items()}
@@ -152,9 +156,9 @@ class TaskCheckpointer:
         return self._folder / f"checkpoint-{serial % 2}.json"
 
     def _restore(self) -> None:
-        assert self._resumed is not None
+        assert self._resumed_from is not None
         for role, part in self._method.parts.items():
-            part.load_state_dict(self._files.read(self._resumed["parts"][role]))
+            part.load_state_dict(self._files.read(self._resumed_from["parts"][role]))
 
     def _newest(self) -> dict[str, Any] | None:
         """The newest complete checkpoint of this task; a damaged one is reported, and the one before it used."""

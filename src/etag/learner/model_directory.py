@@ -189,7 +189,7 @@ class ModelDirectory:
     def save(self, method: AnyMethod, about: ModelInfo, keep: int = VERSIONS) -> int:
         """Add a version and make it current; returns its number. Deletes checkpoints and all but `keep` versions."""
         if about.pinned:
-            # one that is here already is from an earlier attempt at this save, killed before it wrote `current`
+            # a pinned version that is here already was left by a process killed before it wrote `current`
             for number in (number for number in self.versions if self._content(number)["pinned"]):
                 shutil.rmtree(self._versions / str(number))
         number = max([0, *self.versions]) + 1
@@ -337,9 +337,7 @@ def _learner_tensors(method: AnyMethod, classifier: Classifier) -> dict[str, dic
     for role, part in method.parts.items():
         outside = _names_outside(part, shared)
         values = {name: value for name, value in part.state_dict().items() if name in outside}
-        if (
-            values or role == "optimizer_state"
-        ):  # also if empty: `_fill` asks with a new method, whose state is still empty
+        if values or role == "optimizer_state":  # also if empty, as it is in the new method that `_fill` passes
             tensors[role] = values
     return tensors
 

@@ -143,7 +143,7 @@ class Method(ABC, Generic[OptionsT]):
     info: ClassVar[MethodInfo]
     name: ClassVar[str]  # under which it is registered
     Options: ClassVar[type[MethodOptions]] = MethodOptions
-    # pairs (NAME, changed defaults), applied in order, each before the section `methods.NAME` of a recipe
+    # for each pair (NAME, changed defaults), `resolve` applies the defaults, then a recipe's section `methods.NAME`
     recipe_sections: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = ()
     is_e_variant: ClassVar[bool] = False  # whether it is eXX: another method with embedding distillation added
     has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
@@ -400,7 +400,7 @@ class Method(ABC, Generic[OptionsT]):
         return False
 
     def remarks(self) -> dict[str, str]:
-        """Facts to print with the result, by topic, as it depends on them: for instance where frozen features come
+        """Facts that the result depends on, by topic; they are printed with it. Example: where frozen features come
         from."""
         return {}
 

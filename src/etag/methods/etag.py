@@ -75,7 +75,7 @@ INFO = MethodInfo(
 )
 
 
-# eTag also reads a recipe's section gfr (though GFR is its subclass): what both share, such as the generator
+# a recipe puts what eTag and GFR share, such as the generator, into its section gfr: eTag reads that section too
 @method("etag", INFO, sections=("gfr", "etag"))
 class ETag(Method[EtagOptions]):
     """The solver first, with features of old classes from the old generator; then the generator."""

@@ -29,7 +29,7 @@ class EmbeddingOptions(Options):
     views: ViewsName = Field("rotation", description="the self-supervised task; none uses the images alone")
     views_per_image: PositiveInt | None = Field(
         None,
-        description="views per image in a step, drawn at random; null: all. The expected loss is that of all "
+        description="views per image in a step, drawn at random; null: all. On average the loss is that of all "
         "views (except Eq. (3) with fidelity.l2_views=all, l2_reduction=frobenius)",
     )
     image_share: float = Field(

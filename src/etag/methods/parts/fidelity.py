@@ -20,7 +20,7 @@ class FidelityOptions(Options):
         "seen", description="classes in the cross-entropy on new images; release: all"
     )
     ce_replay: Literal["seen", "old", "all"] = Field(
-        "seen", description="classes in the one on generated features; release: all"
+        "seen", description="classes in the cross-entropy on generated features; release: all"
     )
     argmax: Literal["seen", "all"] = Field(
         "seen", description="classes that compete in a prediction; all: every output"
@@ -39,7 +39,7 @@ class FidelityOptions(Options):
         "half", description="Eq. (6): half the squared error; release: the whole"
     )
     guide_input: Literal["prior", "reconstruction"] = Field(
-        "prior", description="Eq. (6) guides samples; release: reconstructions"
+        "prior", description="features that are guided: samples (Eq. 6); release: reconstructions"
     )
     guide_classes: Literal["seen", "new", "all"] = Field(
         "seen", description="classes in the guiding cross-entropy; release: all"

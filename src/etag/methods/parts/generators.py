@@ -69,7 +69,8 @@ class FeatureGenerator(ABC):
 
     @abstractmethod
     def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels drawn uniformly from the old classes, and features of these classes, without gradient."""
+        """Labels drawn uniformly from the old classes, and their features, without gradient: this process's share of
+        `rows`."""
 
     def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor | None:  # noqa: ARG002
         """Features of these classes from the current network; None where all samples of a class are the same."""

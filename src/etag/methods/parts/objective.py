@@ -67,7 +67,7 @@ class SolverObjective(nn.Module):
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest images that BatchNorm can train on: each batch that it sees needs two rows. With randomly drawn
-        views there are two batches: the images, and the drawn views that are rotated or the like, at least two for four
-        images."""
+        """The fewest images that BatchNorm can train on: two. If views are drawn at random, the transformed ones form a
+        second batch; some drawn views are the image itself, so four images with views are needed to be sure of two
+        others."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)
