@@ -91,9 +91,7 @@ def _print_result(model: Path, result: "LessonResult") -> None:
             f"{', '.join(f'{evaluation.accuracy:.1%}' for evaluation in earlier)}."
         )
     sizes = ModelDirectory(model).sizes()
-    typer.echo(
-        f"{model}: {data_size(sum(sizes.values()))}, of which predicting needs {data_size(sizes['classifier'])}."
-    )
+    typer.echo(f"{model}: {data_size(sum(sizes.values()))}; predicting needs {data_size(sizes['classifier'])} of it.")
 
 
 @app.command()

@@ -51,7 +51,5 @@ def _read(file: Path, dimensions: int) -> Tensor:
     header = 4 * (1 + dimensions)
     kind, *shape = np.frombuffer(raw[:header].ljust(header, b"\0"), ">u4").tolist()
     if kind != 0x0800 + dimensions or len(raw) - header != np.prod(shape, dtype=object):
-        raise EtagError(
-            f"{file} is not an idx file with {dimensions} dimension(s), or it is truncated: download it again."
-        )
+        raise EtagError(f"{file} is not an idx file with {dimensions} dimension(s), or is cut off: download it again.")
     return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=header).reshape(shape).copy())
