@@ -48,6 +48,6 @@ def test_all_data_joins_the_training_images_of_all_tasks_up_to_this_one(tiny_sce
 @pytest.mark.parametrize("all_data", [False, True])
 def test_images_given_counts_the_training_images_of_each_task(tiny_scenario, all_data):
     scenario, _ = tiny_scenario("b3-2x2")
-    assert scenario.training_images(all_data) == [
+    assert scenario.training_image_counts(all_data) == [
         len(scenario.training_task(task, all_data).train) for task in scenario
     ]

@@ -206,6 +206,7 @@ def test_two_processes_killed_again_and_again_end_as_their_twin(twin, tmp_path):
     assert_same(twin, out)
 
 
+@pytest.mark.slow
 def test_asked_to_stop_two_processes_save_and_stop_at_the_same_place(twin, tmp_path):
     out = tmp_path / "run"
     process = start(out, "--devices", "2")

@@ -178,7 +178,7 @@ def test_a_loss_that_is_not_finite_is_reported_with_the_last_good_checkpoint(sma
         "fine", **{"train.lr": 1e30, "train.schedule": "constant", "train.optimizer": "sgd", "train.epochs": 9}
     )
     with pytest.raises(
-        EtagError, match=r"task 2: .*'ce' became .* at step .* of phase 'solver'.*checkpoint is at the beginning"
+        EtagError, match=r"task 2: .*'ce' became .* at step .* of phase 'solver'.*checkpoint was saved at the beginning"
     ):
         run(config, tmp_path / "run")
 

@@ -287,6 +287,7 @@ def test_a_grid_in_any_yaml_style_can_be_recorded_and_read_again(tmp_path, text)
     assert again.recorded("etag bench mine.yaml", again.all_runs()) == (tmp_path / "grid.yaml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--results", "my results"]], ids=["default folder", "own folder"])
 def test_the_recorded_command_of_a_grid_given_as_a_file_works(tmp_path, options):
     file = Path(grid_file(tmp_path))

@@ -154,7 +154,7 @@ def learn(
     """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock. An
     interrupted lesson is resumed if its images are the same."""
     results: list[LessonResult] = []
-    plan = LearnOptions(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
+    chosen = LearnOptions(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
 
     def work(runtime: Runtime) -> None:
         console = Console(quiet=not (verbose and runtime.leader), highlight=False)
@@ -169,7 +169,7 @@ def learn(
             callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
         with closing_all(callbacks), on_stop.on_signals(print_line):
             learner = Learner(method, runtime, directory, about, callbacks, stop=on_stop, print_line=print_line)
-            evaluation = learner.learn(task, plan)
+            evaluation = learner.learn(task, chosen)
         after = learner.about
         assert learner.calibration is not None
         rows = {name: evaluation.confusion[after.classes.index(name)] for name in images.names}

@@ -141,9 +141,7 @@ def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[
             values = [{"class": name, "probability": round(value, 6)} for name, value in classes]
             typer.echo(json.dumps({"path": prediction.path, "predictions": values}))
         elif form == "csv":
-            rows.writerows(
-                [prediction.path, name, f"{probability:.6f}"] for name, probability in classes or [("", 0.0)]
-            )
+            rows.writerows([prediction.path, name, f"{value:.6f}"] for name, value in classes or [("", 0.0)])
         else:
             words = [f"{value:6.1%}  {name}" for name, value in classes] or [f"        {NONE_OF_THESE}"]
             typer.echo("\t".join([prediction.path, *words]))

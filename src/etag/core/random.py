@@ -46,8 +46,8 @@ class Placement:
     world: int = 1
 
     def own_rows(self, rows: int) -> slice:
-        """Return the rows of a global batch that belong to this process; no process has more than one row more than
-        another."""
+        """Return the rows of a global batch that belong to this process; the counts of two processes differ by at most
+        one."""
         size, extra = divmod(rows, self.world)
         start = self.rank * size + min(self.rank, extra)
         return slice(start, start + size + (self.rank < extra))

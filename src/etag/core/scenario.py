@@ -93,7 +93,7 @@ class Scenario:
         """Number of classes in the images of each task, which is the weight of its accuracy."""
         return [task.num_present for task in self.tasks]
 
-    def training_images(self, all_data: bool) -> list[int]:
+    def training_image_counts(self, all_data: bool) -> list[int]:
         """Return the number of training images of each task, or with `all_data` of all tasks up to it."""
         counts = [len(task.train) for task in self.tasks]
         return list(accumulate(counts)) if all_data else counts

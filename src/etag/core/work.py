@@ -109,7 +109,7 @@ class Phase:
     """Something to train: one module whose forward(batch) returns the named, weighted loss terms. Everything that
     enters the loss is computed in that forward, so DDP and autocast see all of it. Parameters of the module that belong
     to no group are frozen while the phase runs. Building a phase must have no side effects and copy no weights: on
-    resume, finished phases are built again but not run, and their weights may not be loaded yet."""
+    resume, finished phases are built again but not run, at a moment when their weights are possibly not loaded yet."""
 
     name: str
     module: nn.Module

@@ -73,14 +73,14 @@ METRICS = (
     Metric(
         "A_weighted",
         "Average accuracy A, weighted",
-        "accuracy over all classes seen, averaged over all tasks, the base task included",
+        "after each task the accuracy over all classes seen, then the mean of these",
         "higher",
         partial(average_accuracy, weighted=True),
     ),
     Metric(
         "A_plain",
         "Average accuracy A, plain",
-        "mean over tasks of the accuracy on each, averaged over all tasks",
+        "after each task the mean of the accuracies on all tasks so far, then the mean of these",
         "higher",
         partial(average_accuracy, weighted=False),
     ),

@@ -79,7 +79,7 @@ def _estimate(runtime: Runtime, config: RunConfig, expected: Estimate) -> None:
         config, runtime.placement, preprocess, channels=scenario.channels, classes=len(scenario.classes)
     )
     method.check(scenario.new_classes_per_task)
-    for task, images in zip(scenario, scenario.training_images(method.info.all_data), strict=True):
+    for task, images in zip(scenario, scenario.training_image_counts(method.info.all_data), strict=True):
         # later tasks cost the same per image as the second
         if task.index < 2 and len(expected.costs) == task.index:
             expected.costs.append(_costs(runtime, method, scenario.training_task(task, method.info.all_data)))

@@ -59,7 +59,7 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
     directory = RunDirectory(out)
     fresh = restart or not directory.model.exists()
     method, about = _new(runtime, config, scenario, preprocess)
-    if fresh and (loaded := method.load_weights()):  # before anything is replaced: the weights may not fit
+    if fresh and (loaded := method.load_weights()):  # before --restart deletes the old run: an error if they do not fit
         console.print(str(loaded), markup=False)
     with ExitStack() as stack:
         if runtime.leader:
@@ -104,16 +104,16 @@ def _learn(
         print_line(f"{len(about.history)} of {len(scenario)} tasks are learned already; resuming.")
     for name, remark in method.remarks().items():
         print_line(f"{name}: {remark}.")
-    images = scenario.training_images(method.info.all_data)
+    image_counts = scenario.training_image_counts(method.info.all_data)
     title = f"{config.method.name} on {config.data.name} {config.split}"
     callbacks: list[Callback] = []
     if runtime.leader:
         named = create_callbacks(config.runtime.callbacks, directory.path)
-        callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, images)]
+        callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, image_counts)]
     with closing_all(callbacks), stop.on_signals(print_line):
         learner = Learner(method, runtime, directory.model, about, callbacks, stop=stop, print_line=print_line)
         for task in scenario.tasks[len(about.history) :]:
-            plan = LearnOptions(
+            options = LearnOptions(
                 names=scenario.classes[task.num_old : task.num_seen],
                 runtime=config.runtime,
                 evaluated=scenario.tasks[: task.index + 1],
@@ -123,7 +123,7 @@ def _learn(
                     _save_artifacts, directory=directory, config=config, task=task, scenario=scenario
                 ),
             )
-            learner.learn(scenario.training_task(task, method.info.all_data), plan)
+            learner.learn(scenario.training_task(task, method.info.all_data), options)
             console.print(progress_line(learner.about.history, scenario))
     if runtime.leader:
         history = learner.about.history

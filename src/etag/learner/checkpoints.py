@@ -50,7 +50,9 @@ class TaskCheckpointer:
         self._seconds_before: float = manifest["seconds"] if manifest else 0.0
         self._began = self._last_save_time = time.perf_counter()
         self._last_saved_step = 0  # of the current phase
-        self.newest = self.resumed_at or "the beginning of the task"  # where the newest checkpoint is, for messages
+        self.last_position = (
+            self.resumed_at or "the beginning of the task"
+        )  # where the newest checkpoint is, for messages
 
     @property
     def seconds(self) -> float:
@@ -140,7 +142,7 @@ class TaskCheckpointer:
         text = json.dumps(content)
         sealed = json.dumps({"checksum": checksum(text.encode()), "content": text})
         write_atomically(self._manifest(self._serial), sealed)
-        self.newest = self._describe(phase)
+        self.last_position = self._describe(phase)
         self._remove_unused()
 
     def _check_finite(self) -> None:

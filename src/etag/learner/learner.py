@@ -58,7 +58,9 @@ class Learner:
         try:
             self.train(task, checkpointer, update_number=len(self.about.history) if options.update else None)
         except Diverged as error:
-            where = "" if checkpointer is None else f" The last good checkpoint is at {checkpointer.newest}."
+            where = (
+                "" if checkpointer is None else f" The last good checkpoint was saved at {checkpointer.last_position}."
+            )
             raise EtagError(f"task {task.index + 1}: {error}{where}") from error
         seconds = time.perf_counter() - start if checkpointer is None else checkpointer.seconds
         evaluation, test_seconds = self._evaluate(task, options)
@@ -149,6 +151,6 @@ class LearnOptions:
     fingerprint: str = ""  # identifies the images: checkpoints of other images are not resumed
     evaluated: tuple[Task, ...] = ()  # tasks whose test images are evaluated; none means the task itself
     calibrate: bool = False  # fit temperature and threshold to the test images
-    pinned: bool = False  # the version is the result of a run
+    pinned: bool = False  # the version after a run's last task, which is not deleted with old versions
     keep_versions: int = 3
     before_saving: Callable[[Learner], None] = lambda _: None  # more to do or write once the task is evaluated

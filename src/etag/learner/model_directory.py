@@ -5,7 +5,7 @@
     tensors/CHECKSUM.safetensors  tensors; versions share files with equal content
     unfinished/                   checkpoints of a task that is being learned
 
-A version has two parts: the classifier (what predicts) and the learner (what learning more needs besides). It is
+A version has two parts: the classifier (what predicts) and the learner (the rest of the method, to learn more). It is
 written completely before `current` names it, so a reader sees the model as it was before or as it is after.
 """
 
@@ -195,6 +195,7 @@ class ModelDirectory:
         number = max([0, *self.versions]) + 1
         classifier = method.classifier()
         classifier.temperature = about.temperature
+        learning = _learning_tensors(method, classifier)
         parts = {"backbone": classifier.backbone.state_dict(), "rule": classifier.rule.state_dict()}
         content = about.to_json() | {
             "format": FORMAT,
@@ -202,9 +203,7 @@ class ModelDirectory:
             "structure": classifier.describe(),
             "tensors": {
                 "classifier": {name: self._tensors.write(values) for name, values in parts.items()},
-                "learner": {
-                    role: self._tensors.write(values) for role, values in _learner_tensors(method, classifier).items()
-                },
+                "learner": {role: self._tensors.write(values) for role, values in learning.items()},
             },
         }
         aside = self._versions / f"{number}.part"
@@ -283,7 +282,7 @@ class ModelDirectory:
     def _fill(self, method: AnyMethod, names: dict[str, dict[str, str]]) -> None:
         """Load the saved tensors into a method of the same structure."""
         classifier = method.classifier()
-        needed = _learner_tensors(method, classifier)
+        needed = _learning_tensors(method, classifier)
         if missing := needed.keys() - names["learner"].keys():
             raise EtagError(
                 f"'{self.path}' can predict but not learn: `etag models strip` removed its "
@@ -330,7 +329,7 @@ class ModelDirectory:
             raise EtagError(f"the model '{self.path}' cannot be read: {reason}.") from error
 
 
-def _learner_tensors(method: AnyMethod, classifier: Classifier) -> dict[str, dict[str, Tensor]]:
+def _learning_tensors(method: AnyMethod, classifier: Classifier) -> dict[str, dict[str, Tensor]]:
     """By role, the tensors of a method's parts that are not in its classifier; roles without any are left out."""
     shared = {id(module) for module in classifier.modules()}
     tensors = {}

@@ -149,7 +149,7 @@ class Method(ABC, Generic[OptionsT]):
     has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
     outputs_per_class: ClassVar[int] = 1  # of the head
     learns_domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
-    transforms: ViewTransforms = IDENTITY  # the views that its own terms use
+    transforms: ViewTransforms = IDENTITY  # the views of a step: those of its own terms, or of embedding distillation
 
     def __init__(self, options: OptionsT, context: Context) -> None:
         self.options, self.context = options, context

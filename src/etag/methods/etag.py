@@ -95,7 +95,7 @@ class ETag(Method[EtagOptions]):
         self.add_generator(self.options.generator.create(size, stream, placement, self.options.fidelity))
 
     def phases(self, task: Task) -> Plan:
-        """Algorithm 1: solver, features of the frozen solver, generator."""
+        """Algorithm 1: train the solver; compute its features; train the generator on them."""
         yield self.solver_phase(task, self.solver_terms(task))
         generator = require(self.generator)
         refit = self.options.refit if task.index else None
@@ -167,7 +167,7 @@ class ETag(Method[EtagOptions]):
     # -- more than the paper ---------------------------------------------------------------------------------------
 
     def update(self, task: Task, number: int) -> Plan:
-        """Learn more images of known classes: train head and generator beside generated features, not the backbone."""
+        """Learn more images of known classes: train head and generator on their features and generated ones."""
         generator, stream = require(self.generator), self.stream("update", number)
         training = generator.update_training
         generator.begin_task(task)

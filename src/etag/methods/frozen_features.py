@@ -27,7 +27,7 @@ class FrozenFeatureOptions(Options):
         "base", description="backbone trained at the base task, or loaded (`model.weights`)"
     )
     passes: PositiveInt = Field(
-        10, description="how often the images are augmented anew and their features cached; epochs use these in turn"
+        10, description="augmented passes over the images whose features are cached; each epoch uses one, in turn"
     )
 
 

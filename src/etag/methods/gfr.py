@@ -56,9 +56,7 @@ _ablation(
     stores=GFR_STORES,
     generator=GFR_GENERATOR,
 )
-_ablation(
-    GFR, "b2", "only features are distilled; the classifier guides the VAE", {"guidance": True}, stores=GFR_STORES
-)
+_ablation(GFR, "b2", "only features are distilled; the head guides the VAE", {"guidance": True}, stores=GFR_STORES)
 _ablation(
     GFR, "b3", "embedding distillation, nothing guides the VAE: eGFR itself", {"embedding": {}}, generator=GFR_GENERATOR
 )

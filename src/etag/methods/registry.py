@@ -40,8 +40,8 @@ C = TypeVar("C", bound=type[AnyMethod])
 
 def method(name: str, info: MethodInfo, sections: Sequence[str] = ()) -> Callable[[C], C]:
     """Decorator: register a method under its name. `sections` names the sections of a recipe's `methods` that apply to
-    it, in order; by default those of its parent class and its own. Of another method's section only the recipe's
-    settings apply, not that method's changed defaults."""
+    it, in order; by default those of its parent class and its own. If it names another method, that section of the
+    recipe is used, but not the defaults in that method's class."""
 
     def register(cls: C) -> C:
         own = (name, cls.Options.changed_defaults)

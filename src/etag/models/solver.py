@@ -63,7 +63,8 @@ class Solver(nn.Module):
 
     def forward(self, views: Tensor | Views, need: Need) -> Outputs:
         """The needed outputs of one pass over images, or over images and their views. The last stage, which is
-        expensive, processes the other views only where a term needs them there; embedding distillation does not."""
+        expensive, gets the other views only if a term needs their features; the terms of embedding distillation do
+        not."""
         outputs = Outputs()
         auxiliaries = self._auxiliaries_for(need)
         if isinstance(views, Tensor):
@@ -75,7 +76,7 @@ class Solver(nn.Module):
                 if not need & ~Need.AUXILIARY:  # only auxiliaries are needed, and all are done
                     return outputs
                 if not need & Need.VIEW_FEATURES:
-                    rows.drop_views()
+                    rows.drop_other_views()
             if need & Need.STAGES:
                 rows.apply(stage[:-1])
                 outputs.raw_stages.append(rows.images)
@@ -129,7 +130,7 @@ class _Rows:
             with without_tracking(layers) if uses_batch_statistics(layers) else nullcontext():
                 self._tensors.append(layers(other))
 
-    def drop_views(self) -> None:
+    def drop_other_views(self) -> None:
         """Continue with the images only."""
         self._tensors = [self.images]
 
@@ -141,7 +142,7 @@ class _Rows:
 
     @property
     def views(self) -> Tensor:
-        """The rows of the selected views."""
+        """The rows that the auxiliaries see: images and other views, or those selected."""
         rows = self._tensors[0] if len(self._tensors) == 1 else torch.cat(self._tensors)
         if self._selected is None:
             return rows

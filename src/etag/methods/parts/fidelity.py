@@ -22,9 +22,7 @@ class FidelityOptions(Options):
     ce_replay: Literal["seen", "old", "all"] = Field(
         "seen", description="classes in the cross-entropy on generated features; release: all"
     )
-    argmax: Literal["seen", "all"] = Field(
-        "seen", description="classes that compete in a prediction; all: every output"
-    )
+    argmax: Literal["seen", "all"] = Field("seen", description="classes that compete in a prediction; all: any output")
     l2_reduction: Literal["mean_norm", "frobenius"] = Field(
         "mean_norm", description="Eq. (3): mean of norms; release: one norm of the batch"
     )

@@ -44,7 +44,7 @@ class NetworkOptions(Options):
     hidden: PositiveInt = Field(512, description="width of the hidden layers")
     train: GeneratorTrainOptions = Field(GeneratorTrainOptions(), description="training of the generator")
     feature_passes: PositiveInt = Field(
-        10, description="how often the images are augmented anew and their features cached; epochs use these in turn"
+        10, description="augmented passes over the images whose features are cached; each epoch uses one, in turn"
     )
     last_task: bool = Field(True, description="train the generator after the last task too (Algorithm 1)")
 
@@ -53,7 +53,7 @@ class FeatureGenerator(ABC):
     """Generates features of old classes and learns those of new ones. A method holds one and stores its network."""
 
     role: ClassVar[str] = "generator"  # what its network is called among a method's parts
-    augmented_passes: int  # over the task's images, to learn from; 0: one pass without augmentation
+    augmented_passes: int  # number of passes over the task's images that it learns from; 0: one, not augmented
     network: nn.Module
 
     def begin_task(self, task: Task) -> None:  # noqa: B027 (only generators with a network copy it)
@@ -80,7 +80,8 @@ class FeatureGenerator(ABC):
     def learn(
         self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
     ) -> Plan:
-        """Learn the task's features; `weights` are those of Eqs. (6) and (10), `head` is the frozen classifier."""
+        """Learn the task's features; `weights` are those of Eqs. (6) and (10), `head` is the solver's, which this phase
+        does not train."""
 
     @property
     def update_training(self) -> TrainOptions:

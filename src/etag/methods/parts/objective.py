@@ -68,6 +68,6 @@ class SolverObjective(nn.Module):
     @property
     def smallest_batch(self) -> int:
         """The fewest images that BatchNorm can train on: two. If views are drawn at random, the transformed ones form a
-        second batch; some drawn views are the image itself, so four images with views are needed to be sure of two
-        others."""
+        second batch, and one of four successive views is the untransformed image: four images give three transformed
+        views."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)

@@ -147,7 +147,8 @@ class VariationalObjective(nn.Module):
         return dict(zip(codes, torch.split(self.vae.decode(latent, labels), rows), strict=True))
 
     def _match(self, decoded: Tensor, codes: Tensor, labels: Tensor, processes: float) -> Tensor:
-        """Eq. (7). match_reduction=batch_sum sums over the global batch; DDP averages, so it is times `processes`."""
+        """Eq. (7). match_reduction=batch_sum sums over the global batch: DDP averages, so we multiply by
+        `processes`."""
         with torch.no_grad():
             target = require(self.old).network.decode(codes, labels)
         factor = self._fidelity.match_factor
