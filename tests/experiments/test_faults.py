@@ -197,7 +197,7 @@ def test_weights_that_are_not_finite_are_not_saved(small, tmp_path, monkeypatch)
 
     monkeypatch.setattr(training.Training, "_step", spoil)
     with pytest.raises(
-        EtagError, match=r"task 1: .* contains NaN or infinity.*checkpoint is at step 5 of phase 'solver'"
+        EtagError, match=r"task 1: .* contains NaN or infinity.*checkpoint was saved at step 5 of phase 'solver'"
     ):
         run(config, tmp_path / "run")
     monkeypatch.setattr(training.Training, "_step", step)
