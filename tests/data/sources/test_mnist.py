@@ -96,7 +96,7 @@ def test_a_truncated_file_is_an_error(tmp_path, name):
     content = (tmp_path / name).read_bytes()
     for damaged in (content[:-1], content[:9], content[:3], b"", content + b"\0"):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(EtagError, match=rf"{name} is not an idx file with \d dimension\(s\), or it is truncated"):
+        with pytest.raises(EtagError, match=rf"{name} is not an idx file with \d dimension\(s\), or is cut off"):
             mnist(tmp_path)
 
 
