@@ -67,3 +67,18 @@ def test_every_issue_template_is_a_form():
     for form in forms:
         if form.name != "config.yml":
             assert {"name", "description", "body"} <= content(form.relative_to(ROOT)).keys()
+
+
+def test_models_and_runs_are_changed_through_one_module():
+    """So that every change is atomic, has its error message, and is known to be safe from a kill."""
+    direct = re.compile(r"\.unlink\(|rmtree|os\.replace|os\.rename|\.mkdir\(|write_text|write_bytes|\.rmdir\(|copytree")
+    files = [*(ROOT / "src/etag/learner").glob("*.py"), *(ROOT / "src/etag/app").glob("*.py")]
+    files += (ROOT / "src/etag/experiments").glob("run*.py")
+    found = [
+        f"{file.name}: {line.strip()}"
+        for file in files
+        for line in file.read_text().splitlines()
+        if direct.search(line)
+    ]
+    # a pickled estimator is unpacked into a temporary folder of its own
+    assert [line for line in found if not line.startswith("estimator.py: (home / name)")] == []

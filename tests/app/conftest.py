@@ -31,10 +31,14 @@ class Done:
     stderr: str
 
 
-def etag(*words, stdin=""):
+def etag(*words, stdin="", cwd=None, **environment):
     """Run the command line in this process: importing torch each time would take longest of all."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        if cwd is not None:
+            patch.chdir(cwd)
+        for name, value in environment.items():
+            patch.setenv(name, value)
         patch.setattr(sys, "argv", ["etag", *map(str, words)])
         patch.setattr(sys, "stdin", io.StringIO(stdin))
         try:

@@ -16,6 +16,7 @@ from tests.app.conftest import etag, printed, refused, settings
 from etag.app import lessons
 from etag.data.folders import list_images
 from etag.learner.model_directory import ModelDirectory
+from etag.learner.versions import seal
 
 
 def class_folders(home, names, images=3):
@@ -141,7 +142,7 @@ def test_a_model_of_another_format(copied, digits_folder, tmp_path, number, advi
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": number}))
     more = {"info": [], "export": ["--torch", tmp_path / "x.pt2"]}.get(command, [digits_folder("third", (5, 6))])
     message = refused(etag(command, copied, *more))
-    assert f"has format {number}, and this version of etag reads format 2: {advice}." in message
+    assert f"has format {number}, and this version of etag reads format 3: {advice}." in message
 
 
 def test_a_model_of_the_first_format_has_other_files_and_keys(tmp_path, digits_folder):
@@ -156,7 +157,7 @@ def test_a_model_of_the_first_format_has_other_files_and_keys(tmp_path, digits_f
         ["learn", tmp_path / "old", folder],
         ["info", tmp_path / "old"],
     ):
-        assert "has format 1, and this version of etag reads format 2" in refused(etag(*words))
+        assert "has format 1, and this version of etag reads format 3" in refused(etag(*words))
 
 
 def damage(path):
@@ -179,7 +180,9 @@ def test_tensor_names_stay_inside_the_directory(copied, digits_folder, name):
     file = copied / "versions" / "2" / "about.json"
     content = json.loads(file.read_text())
     content["tensors"]["classifier"]["rule"] = name
+    content = seal(content)
     file.write_text(json.dumps(content))
+    (copied / "current").write_text(f"2 {content['checksum']}")
     assert "cannot be read" in refused(etag("predict", copied, digits_folder("first", (0, 1, 2))))
 
 

@@ -50,18 +50,16 @@ def test_a_stripped_model_predicts_but_does_not_learn(copied, digits_folder):
 
 
 def test_loading_a_classifier_builds_no_method_and_reads_about_json_once(copied, digits_folder, monkeypatch):
-    from etag.learner import config, model_directory
+    from etag.learner import config
     from etag.methods.registry import MethodRegistry
 
     def never(*_, **__):
         raise AssertionError("no method may be built or looked up")
 
-    for owner, name in ((model_directory, "create_method"), (config, "create_method"), (MethodRegistry, "__getitem__")):
+    for owner, name in ((config, "create_method"), (MethodRegistry, "__getitem__")):
         monkeypatch.setattr(owner, name, never)
-    reads, read_text = [], Path.read_text
-    monkeypatch.setattr(
-        Path, "read_text", lambda path, *more, **named: reads.append(path.name) or read_text(path, *more, **named)
-    )
+    reads, read_bytes = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or read_bytes(path))
     state = torch.get_rng_state()
     classifier, _ = ModelDirectory(copied).load_classifier()
     assert reads.count("about.json") == 1

@@ -1,15 +1,14 @@
-"""Bad input through the real command: one sentence, exit code 2, no traceback, nothing half-written."""
+"""Bad input through the command line: one sentence, exit code 2, no traceback, nothing half-written."""
 
 import os
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.app.conftest import etag as command
 
 QUICK = ["--method", "fine", "--set", "model.width=4", "--set", "train.epochs=1"]
 
@@ -109,9 +108,7 @@ TABLE = [
 
 
 def etag(*words, cwd):
-    env = os.environ | {"OMP_NUM_THREADS": "1", "ETAG_DATA": ""}
-    command = [sys.executable, "-m", "etag.cli", "run", *QUICK, *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return command("run", *QUICK, *words, cwd=cwd, ETAG_DATA="")
 
 
 def check(done, says):

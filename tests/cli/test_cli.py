@@ -1,4 +1,4 @@
-"""The real command, as a user calls it."""
+"""The command line: most of it in this process, some in processes of its own as a user calls it."""
 
 import json
 import os
@@ -9,17 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.app.conftest import etag
 
 SMALL = [
     *("--split", "b2-2x1", "--set", "model.width=4", "--set", "train.epochs=1"),
     *("--set", "data.train_per_class=16", "--set", "data.test_per_class=4"),
 ]
 COMMAND = [sys.executable, "-m", "etag.cli"]
-
-
-def etag(*words, cwd, **environment):
-    env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | environment
-    return subprocess.run([*COMMAND, *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +133,8 @@ def test_the_python_interface_does_what_the_command_does(folder):
 
 def test_two_processes_speak_and_write_as_one(folder):
     quick = ["--method", "fine", *SMALL, "--set", "runtime.devices=2", "--set", "runtime.accelerator=cpu"]
-    done = etag("run", *quick, "--out", "both", cwd=folder)
+    command, env = [*COMMAND, "run", *map(str, quick), "--out", "both"], os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("A_weighted") == done.stdout.count("report: ") == 1
     assert done.stdout.count("task 1/3") == 1

@@ -201,7 +201,7 @@ def test_a_run_that_skipped_its_last_generator_cannot_learn_more(home, images):
     out = home / "untrained"
     assert etag(*run_words("etag", out, **{"method.generator.last_task": False})).returncode == 0
     message = refused(etag("learn", out, images["new"], *SHORT))
-    assert "cannot learn more: its run did not train the generator after the last task" in message
+    assert "cannot learn more: its run did not train the generator in the last task" in message
     assert etag("predict", out, images["known"]).returncode == 0
 
 

@@ -33,7 +33,7 @@ def test_a_reader_sees_the_old_content_or_the_new(tmp_path):
 def test_a_write_that_fails_leaves_the_old_content_and_no_partial_file(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "inner").write_text("old")
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(EtagError, match="taken"):
         write_atomically(tmp_path / "taken", "new")  # a folder cannot be replaced by a file
     assert os.listdir(tmp_path) == ["taken"]
     assert (tmp_path / "taken" / "inner").read_text() == "old"

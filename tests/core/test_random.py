@@ -64,7 +64,7 @@ def test_shares_partition_the_rows_evenly(rows, world):
     [
         lambda draws, rows: draws.normal("noise", rows, 4),
         lambda draws, rows: draws.integers("labels", 2, 9, rows),
-        lambda draws, rows: draws.shuffled_positions("views", rows),
+        lambda draws, rows: draws.places_in_shuffle("views", rows),
     ],
     ids=["normal", "integers", "order"],
 )
@@ -87,23 +87,23 @@ def test_integers_cover_exactly_their_range():
 
 @given(rows=st.integers(0, 300))
 def test_ranks_are_every_number_once(rows):
-    assert sorted(Draws(Stream.root(0)).shuffled_positions("views", rows).tolist()) == list(range(rows))
+    assert sorted(Draws(Stream.root(0)).places_in_shuffle("views", rows).tolist()) == list(range(rows))
 
 
 def test_ranks_are_random_and_differs_by_purpose_and_step():
     stream = Stream.root(0)
     drawn = [
-        Draws(stream.child(step)).shuffled_positions(purpose, 40).tolist()
+        Draws(stream.child(step)).places_in_shuffle(purpose, 40).tolist()
         for step in (0, 1)
         for purpose in ("views", "x")
     ]
     assert list(range(40)) not in drawn
     assert len({tuple(order) for order in drawn}) == 4
-    assert Draws(stream.child(0)).shuffled_positions("views", 40).tolist() == drawn[0]
+    assert Draws(stream.child(0)).places_in_shuffle("views", 40).tolist() == drawn[0]
 
 
 def test_order_stays_on_the_cpu():
     placement = Placement(torch.device("meta"), rank=1, world=2)
     draws = Draws(Stream.root(0), placement)
-    assert draws.shuffled_positions("views", 8).device.type == "cpu"
+    assert draws.places_in_shuffle("views", 8).device.type == "cpu"
     assert draws.integers("labels", 0, 3, 8).device.type == "meta"

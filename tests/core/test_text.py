@@ -2,7 +2,19 @@ import math
 
 import pytest
 
-from etag.core.text import data_size, duration, exact_count, fixed, listing, percent, short_count, task_sizes
+from etag.core.text import (
+    brief,
+    csv_cell,
+    data_size,
+    duration,
+    exact_count,
+    fixed,
+    listing,
+    percent,
+    printable,
+    short_count,
+    task_sizes,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,3 +54,33 @@ def test_numbers_as_people_read_them(write, value, text):
 
 def test_a_fixed_number_of_decimals_without_a_negative_zero():
     assert [fixed(value, 2) for value in (1 / 3, -0.001, -2.5)] == ["0.33", "0.00", "-2.50"]
+
+
+def test_what_could_confuse_a_terminal_is_shown_as_an_escape():
+    assert printable("a\x1b[2J\x9b\x7f\n\u202e\udcff") == r"a\x1b[2J\x9b\x7f\n\u202e\udcff"
+    assert printable("a\tb\nc", keep="\t\n") == "a\tb\nc"
+    assert printable("naïve 猫 🐈 – µ") == "naïve 猫 🐈 – µ"
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("@x", "'@x"),
+        ("+x", "'+x"),
+        ("-x", "'-x"),
+        ("-1+1", "'-1+1"),
+        ("\t=1", r"\t=1"),
+        ("-1.5e-3", "-1.5e-3"),
+        ("a=1", "a=1"),
+        ("", ""),
+        (-2, -2),
+    ],
+)
+def test_a_spreadsheet_reads_no_formula(value, cell):
+    assert csv_cell(value) == cell
+
+
+def test_a_value_in_a_message_is_brief():
+    assert brief("a\nb") == r"'a\nb'"
+    assert len(brief("x" * 1000)) < 100

@@ -1,15 +1,17 @@
 """The crash test in short; `make crash-test` is the whole."""
 
-import importlib.util
-import random
-from pathlib import Path
-
-spec = importlib.util.spec_from_file_location("harness", Path(__file__).parent / "harness.py")
-harness = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(harness)
+import pytest
+from tests.crash import harness
 
 
-def test_killed_at_every_failpoint_and_at_random_it_ends_as_its_twin(tmp_path, monkeypatch):
-    monkeypatch.setattr(harness, "SETTINGS", harness.SETTINGS | {"train.epochs": 4, "split": "b4-2x2"})
-    harness.killed_at_points("il2m", tmp_path)
-    assert harness.killed_at_random("fine", tmp_path, 2, random.Random(0)) >= 2
+@pytest.mark.parametrize(
+    ("name", "kills"),
+    [
+        pytest.param("etag", 3, marks=pytest.mark.slow),
+        ("forget", 4),
+        ("learn", 2),
+        pytest.param("restart", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_command_given_again_ends_as_its_twin(name, kills, tmp_path):
+    assert len(harness.crash(name, tmp_path, kills, seed=0)) >= kills

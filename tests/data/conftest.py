@@ -1,7 +1,13 @@
-"""Small image files with known pixels."""
+"""Small image files with known pixels, and servers of files."""
 
+import http.server
+import shutil
+import ssl
 import struct
+import subprocess
+import threading
 import zlib
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -35,6 +41,27 @@ def png_of(width, height, bits=8, color=2, rows=b""):
 
     header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@contextmanager
+def https_server(handler, folder, patch):
+    """Run a server with a certificate that only this process trusts; yields its address and itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out certificate"
+    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command.split(), *about], cwd=folder, check=True, capture_output=True)
+    patch.setenv("SSL_CERT_FILE", str(folder / "certificate"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "certificate", folder / "key")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.requests = []
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"https://127.0.0.1:{server.server_port}", server
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture(scope="session")

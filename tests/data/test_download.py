@@ -1,13 +1,13 @@
-"""Downloads from a real HTTP server on this machine."""
+"""Downloads from a real HTTPS server on this machine."""
 
 import hashlib
 import http.server
 import io
 import re
-import threading
 import zipfile
 
 import pytest
+from tests.data.conftest import https_server
 
 from etag.core.errors import EtagError
 from etag.data.download import Download, fetch, unpack
@@ -25,9 +25,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/missing":
             self.send_error(404)
             return
-        if start >= len(CONTENT):
-            self.send_error(416)
-            return
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(CONTENT) - start))
         self.end_headers()
@@ -38,18 +35,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.requests = []
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
+def server(tmp_path_factory, monkeypatch):
+    with https_server(Handler, tmp_path_factory.mktemp("server"), monkeypatch) as (address, running):
+        running.address = address
         yield running
-        running.shutdown()
-        thread.join()
 
 
-def at(server, path, md5=None):
-    return Download(f"http://127.0.0.1:{server.server_port}{path}", md5 or hashlib.md5(CONTENT).hexdigest())
+def at(server, path, sha256=None):
+    return Download(server.address + path, sha256 or hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
 
 
 def print_nothing(*_): ...
@@ -81,6 +74,7 @@ def test_a_server_without_ranges_is_read_from_the_start(server, tmp_path):
 def test_a_complete_part_is_not_downloaded_again(server, tmp_path):
     (tmp_path / "whole.part").write_bytes(CONTENT)
     assert fetch(at(server, "/whole"), tmp_path, print_nothing).read_bytes() == CONTENT
+    assert server.requests == []
 
 
 def test_a_file_that_is_there_is_verified_and_not_requested(server, tmp_path):
@@ -93,14 +87,14 @@ def test_a_file_that_is_there_is_verified_and_not_requested(server, tmp_path):
 
 def test_a_wrong_checksum_is_an_error_and_nothing_is_saved(server, tmp_path):
     with pytest.raises(EtagError, match="arrived damaged"):
-        fetch(at(server, "/whole", md5="0" * 32), tmp_path, print_nothing)
+        fetch(at(server, "/whole", sha256="0" * 64), tmp_path, print_nothing)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_of_the_network_name_the_file(server, tmp_path):
     with pytest.raises(EtagError, match=r"could not be downloaded: HTTP Error 404"):
         fetch(at(server, "/missing"), tmp_path, print_nothing)
-    closed = Download("http://127.0.0.1:9/file", "0" * 32)
+    closed = Download("https://127.0.0.1:9/file", "0" * 64, 10)
     with pytest.raises(EtagError, match="could not be downloaded"):
         fetch(closed, tmp_path, print_nothing)
 
@@ -121,12 +115,16 @@ def test_a_zip_is_unpacked_without_its_top_folder(tmp_path):
 
 
 def test_a_zip_may_be_unpacked_again(tmp_path):
-    """As when the same command is given twice, or was interrupted."""
+    """As when the same command is given twice, or was interrupted; a file that was changed since is not replaced."""
     (tmp_path / "a.zip").write_bytes(zipped("top/train/x.txt", "top/words.txt"))
     unpack(tmp_path / "a.zip", tmp_path)
-    (tmp_path / "train" / "x.txt").write_text("spoilt")
+    (tmp_path / "words.txt").unlink()
     unpack(tmp_path / "a.zip", tmp_path)
-    assert (tmp_path / "train" / "x.txt").read_text() == "top/train/x.txt"
+    assert (tmp_path / "words.txt").read_text() == "top/words.txt"
+    (tmp_path / "train" / "x.txt").write_text("changed")
+    with pytest.raises(EtagError, match=r"train/x.txt' exists already, with other content; move it away\."):
+        unpack(tmp_path / "a.zip", tmp_path)
+    assert (tmp_path / "train" / "x.txt").read_text() == "changed"
 
 
 @pytest.mark.parametrize("content", [zipped("../evil.txt", "top/x.txt"), zipped("/evil.txt", "top/x.txt"), b"no zip"])

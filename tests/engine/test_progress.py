@@ -4,7 +4,6 @@ import json
 import pytest
 from rich.console import Console
 
-from etag.core.errors import EtagError
 from etag.core.evaluation import Evaluation
 from etag.core.scenario import Task
 from etag.engine.progress import ProgressBars, StepLog, TensorBoardLog
@@ -156,8 +155,11 @@ def test_a_line_that_was_not_finished_is_dropped(log_of_two_tasks):
     assert written(log_of_two_tasks) == BASE
 
 
-def test_a_damaged_log_is_refused_with_what_to_do(log_of_two_tasks):
+def test_a_damaged_log_is_reported_and_begun_again(log_of_two_tasks, capsys):
     log_of_two_tasks.write_text("nonsense\n")
     log = StepLog(log_of_two_tasks)
-    with pytest.raises(EtagError, match=r"is damaged .*: start again with --restart"):
-        log.on_task_begin(task(1), {})
+    log.on_task_begin(task(1), {})
+    log.close()
+    assert written(log_of_two_tasks) == []
+    told = f"the log {log_of_two_tasks} was damaged: what could not be read of it is removed.\n"
+    assert capsys.readouterr().err == told

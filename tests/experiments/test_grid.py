@@ -170,7 +170,7 @@ def test_results_of_another_configuration_are_replaced_only_with_restart(tmp_pat
     assert config["train"]["lr"] == 5e-3
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_grid_is_resumed(tmp_path, sent):
     file = grid_file(tmp_path, methods=["gfr"], settings=TINY | {"train.epochs": 60})
     words = ["bench", file, "--store", "store", "--results", "results"]

@@ -39,7 +39,7 @@ def test_the_code_recipes_follow_the_release_in_every_row(data, split):
         "l2_reduction": "frobenius",
         "l2_views": "all",
         "aux_classes": "all",
-        "aux_batch_norm": "views",
+        "backbone_batch_norm": "views",
         "reconstruction": "whole",
         "guide_input": "reconstruction",
         "guide_classes": "all",

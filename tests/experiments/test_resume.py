@@ -90,7 +90,7 @@ def test_another_configuration_is_refused_with_every_difference(small, tmp_path,
 
 def version_files(path):
     """The description and the backbone's tensor file of the version in force."""
-    about = path / "versions" / (path / "current").read_text() / "about.json"
+    about = path / "versions" / (path / "current").read_text().split()[0] / "about.json"
     name = json.loads(about.read_text())["tensors"]["classifier"]["backbone"]
     return about, path / "tensors" / f"{name}.safetensors"
 

@@ -1,4 +1,5 @@
-"""Every reader, given damaged files: harness.py SECONDS [SEED]. Anything but a clear error or none is a finding.
+"""Every reader, given damaged and forged files: harness.py SECONDS [SEED], for so many seconds per reader, two readers
+at a time. Anything but a clear error or none is a finding.
 
 A case is named by (seed, target, number); the same name makes the same bytes again.
 """
@@ -16,27 +17,35 @@ import tempfile
 import time
 import traceback
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import torch
+import yaml
 from PIL import Image
 
+from etag.app.predicting import probabilities
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
 from etag.data.decode import UnreadableImage, decode
+from etag.data.folders import write_folders
 from etag.data.scenario import build_scenario
-from etag.data.source import DataOptions
+from etag.data.source import SOURCES, DataOptions
 from etag.engine.progress import StepLog
 from etag.engine.training import Training
 from etag.experiments.config import resolve
+from etag.experiments.grid import Grid
 from etag.experiments.run import run
 from etag.experiments.run_directory import RunDirectory
 from etag.learner.checkpoints import TaskCheckpointer
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.stopping import Stop
+from etag.learner.versions import seal
+from etag.report.page import write_run_report
 
 LIMIT = 20  # seconds a case may take
 SMALL = {
@@ -76,6 +85,42 @@ def mutated(data, chance):
     return bytes(made)
 
 
+STRANGE = (
+    None, True, -1, 0, 1 << 40, 1e308, float("nan"), float("inf"), "", "x", "../../x", "/x", "\x00", "\x1b[31m",
+    "\ud800", [], {}, [[]], ["x"], {"module": "HeadRule"}, {"tuple": [1, {"tuple": []}]}, "9" * 5000, "a" * 300,
+)  # fmt: skip
+
+
+def forged(value, chance):
+    """A copy of JSON values with one of them replaced, removed, repeated or moved."""
+    made = json.loads(json.dumps(value))
+    places = list(containers(made))
+    if not places:
+        return made
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        place = chance.choice(places)
+        if not place:
+            continue
+        key = chance.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        match chance.randrange(4):
+            case 0 | 1:
+                place[key] = chance.choice(STRANGE)
+            case 2:
+                del place[key]
+            case 3:
+                other = chance.choice(places)
+                place[key] = json.loads(json.dumps(other))
+    return made
+
+
+def containers(value):
+    """All non-empty mappings and lists inside a JSON value."""
+    if isinstance(value, dict | list) and value:
+        yield value
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from containers(part)
+
+
 class Target:
     """Files in a folder, and what reads them."""
 
@@ -93,6 +138,10 @@ class Target:
     def try_one(self, chance):
         path = chance.choice(list(self.files))
         path.write_bytes(mutated(self.files[path], chance))
+        self.attempt()
+
+    def attempt(self):
+        """Read the files as they are now, then restore them."""
         try:
             self.read()
         except self.allowed:
@@ -118,6 +167,29 @@ class Config(Target):
     def read(self):
         resolve(str(self.folder / "recipe.yaml"))
 
+    def try_one(self, chance):
+        if chance.random() < 0.5:
+            super().try_one(chance)
+            return
+        (path,) = self.files
+        path.write_text(yaml.safe_dump(forged(yaml.safe_load(self.files[path]), chance), allow_unicode=True))
+        self.attempt()
+
+
+class GridFile(Config):
+    """A grid."""
+
+    def __init__(self, folder):
+        Target.__init__(self, folder)
+        (folder / "grid.yaml").write_text(
+            "summary: x\nrecipe: digits\nsplits: [b4-3x2]\nmethods: [etag, fine]\nseeds: [0, 1]\n"
+            "settings: {train.epochs: 1}\n"
+        )
+        self.keep("*.yaml")
+
+    def read(self):
+        Grid.load(str(self.folder / "grid.yaml")).all_runs()
+
 
 class Model(Target):
     """A finished run, as somebody else may have sent it."""
@@ -132,6 +204,63 @@ class Model(Target):
         for load in (model.about, model.load_classifier, model.load_method, model.sizes):
             with suppress(EtagError):  # each reader must cope on its own
                 load()
+
+
+class Description(Model):
+    """A model whose about.json was forged by somebody who knows how checksums are computed."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.path = folder / "run"
+        self.about = next((self.path / "versions").glob("*/about.json"))
+        self.content = json.loads(self.about.read_text())
+
+    def try_one(self, chance):
+        content = forged(self.content, chance)
+        if isinstance(content, dict):
+            content = seal(content)
+        self.about.write_text(json.dumps(content))
+        digest = content.get("checksum", "") if isinstance(content, dict) else ""
+        (self.path / "current").write_text(f"{self.about.parent.name} {digest}")
+        try:
+            self.read()
+            if self.classifier is not None:
+                classifier, about = self.classifier
+                probabilities(classifier, about, torch.zeros(1, about.channels, 8, 8, dtype=torch.uint8))
+        except self.allowed:
+            pass
+        finally:
+            for kept, data in self.files.items():
+                kept.write_bytes(data)
+
+    def read(self):
+        self.classifier = None
+        super().read()
+        with suppress(EtagError):
+            self.classifier = ModelDirectory(self.path).load_classifier()
+            if self.classifier[1].preprocess.size > 64:
+                self.classifier = None  # would only take long
+
+
+class Report(Target):
+    """A finished run, for `etag report`."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        run(resolve(given={"method": "fine", "split": "b2-1x2", **SMALL}), folder / "run")
+        self.keep("run/metrics.json", "run/config.yaml", "run/features/*", "run/steps.jsonl")
+        self.metrics = json.loads((folder / "run" / "metrics.json").read_text())
+
+    def try_one(self, chance):
+        if chance.random() < 0.5:
+            super().try_one(chance)
+            return
+        path = self.folder / "run" / "metrics.json"
+        path.write_text(json.dumps(forged(self.metrics, chance)))
+        self.attempt()
+
+    def read(self):
+        write_run_report(self.folder / "run")
 
 
 class Checkpoint(Target):
@@ -192,6 +321,29 @@ class Parquet(Data):
         self.read()
 
 
+class ClassNames(Parquet):
+    """Class names in the metadata of a data file, which become names of folders."""
+
+    def try_one(self, chance):
+        table = pyarrow.parquet.read_table(self.folder / "train.parquet")
+        names = [chance.choice((*map(str, STRANGE), "..", ".", "a/b", "CON", f"name{number}")) for number in range(100)]
+        info = forged({"info": {"features": {"fine_label": {"names": names}}}}, chance)
+        names = [name if chance.random() < 0.9 else chance.choice(STRANGE) for name in names]
+        plain = {"info": {"features": {"fine_label": {"names": names}}}}
+        metadata = {"huggingface": json.dumps(info if chance.random() < 0.3 else plain)}
+        pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), self.folder / "train.parquet")
+        outside = sorted(path.name for path in self.folder.iterdir())
+        try:
+            dataset = SOURCES["cifar100"].open(DataOptions(name="cifar100", path=str(self.folder)))
+            write_folders(dataset.train, dict(enumerate(dataset.classes)), self.folder / "out", 1)
+        except self.allowed:
+            pass
+        finally:
+            shutil.rmtree(self.folder / "out", ignore_errors=True)
+            (self.folder / "train.parquet").write_bytes(self.files[self.folder / "train.parquet"])
+        assert sorted(path.name for path in self.folder.iterdir()) == outside, "something was written outside"
+
+
 class Archive(Data):
     name, options = "cifar100", {}
 
@@ -215,12 +367,7 @@ class Archive(Data):
             super().try_one(chance)
             return
         path.write_bytes(gzip.compress(mutated(self.plain, chance), 1))
-        try:
-            self.read()
-        except self.allowed:
-            pass
-        finally:
-            path.write_bytes(self.files[path])
+        self.attempt()
 
 
 class Idx(Data):
@@ -269,7 +416,7 @@ def add(tar, name, content):
     tar.addfile(entry, io.BytesIO(data))
 
 
-TARGETS = (Config, Model, Checkpoint, Parquet, Archive, Idx, Picture)
+TARGETS = (Config, GridFile, Model, Description, Checkpoint, Report, Parquet, ClassNames, Archive, Idx, Picture)
 
 
 def fuzz(seconds, seed, folder, targets=TARGETS):
@@ -304,14 +451,22 @@ def hang(*_):
     raise TimeoutError("a hang")
 
 
+def fuzz_one(name, seconds, seed):
+    """One reader, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts, findings = fuzz(seconds, seed, folder, [globals()[name]])
+    for finding in findings:
+        print(json.dumps(finding), flush=True)
+    print(f"{name}: {counts[name]} cases, {len(findings)} findings", flush=True)
+    return counts[name], len(findings)
+
+
 def main():
     seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    folder = tempfile.mkdtemp()
-    counts, findings = fuzz(seconds, seed, folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    for finding in findings:
-        print(json.dumps(finding))
-    print(json.dumps({"seconds": seconds, "seed": seed, "cases": counts, "findings": len(findings)}))
+    with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        results = pool.starmap(fuzz_one, [(kind.__name__, seconds, seed) for kind in TARGETS], chunksize=1)
+    cases, findings = map(sum, zip(*results, strict=True))
+    print(f"{cases} cases, {seconds:.0f} s per reader, seed {seed}: {findings} findings")
     sys.exit(bool(findings))
 
 

@@ -6,7 +6,8 @@ from tests.runs import small_config
 from etag.data.scenario import build_scenario
 from etag.learner.config import LearnerConfig, create_method
 from etag.learner.learner import Learner, LearnOptions
-from etag.learner.model_directory import ModelDirectory, ModelInfo
+from etag.learner.model_directory import ModelDirectory
+from etag.learner.versions import ModelInfo
 
 
 @pytest.fixture(scope="session")

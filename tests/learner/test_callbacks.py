@@ -7,6 +7,7 @@ from tests.app.conftest import etag
 
 from etag.core.errors import EtagError
 from etag.core.work import Callback
+from etag.experiments import plugins
 from etag.experiments.config import resolve
 from etag.experiments.run import run
 from etag.learner.callbacks import CALLBACKS
@@ -80,7 +81,8 @@ EXPECTED = [
 
 
 def test_a_plug_ins_callback_is_called_in_the_documented_order(small, plugin, tmp_path):
-    named = {"plugins": [str(plugin)], "runtime.callbacks": ["my-recorder"], "evaluation.features": "none"}
+    named = {"runtime.callbacks": ["my-recorder"], "evaluation.features": "none"}
+    named |= {"plugins": plugins.load([plugin])}
     metrics = run(small("etag", **named), tmp_path / "run")
     found = events(tmp_path / "run")
     expected = []
@@ -103,8 +105,8 @@ def test_lessons_call_it_too(plugin, tmp_path):
     from etag.app.sources import source_folders
 
     source_folders("digits", tmp_path / "images", "0-2", 12)
-    more = settings(f"plugins=['{plugin}']", "runtime.callbacks=[my-recorder]", "train.base={steps: 4}")
-    done = etag("learn", tmp_path / "model", tmp_path / "images", *more)
+    more = settings("runtime.callbacks=[my-recorder]", "train.base={steps: 4}")
+    done = etag("learn", tmp_path / "model", tmp_path / "images", *more, "--plugin", plugin)
     assert done.returncode == 0, done.stderr
     assert without_steps(events(tmp_path / "model")) == [
         ("task begins", 0),
@@ -116,7 +118,7 @@ def test_lessons_call_it_too(plugin, tmp_path):
 
 
 def test_callbacks_are_closed_after_an_error(small, plugin, tmp_path):
-    named = {"plugins": [str(plugin)], "runtime.callbacks": ["my-recorder"]}
+    named = {"plugins": plugins.load([plugin]), "runtime.callbacks": ["my-recorder"]}
     diverging = {"train.lr": 1e30, "train.schedule": "constant", "train.optimizer": "sgd", "train.epochs": 9}
     with pytest.raises(EtagError, match="became"):
         run(small("fine", **named, **diverging), tmp_path / "run")

@@ -241,6 +241,6 @@ def test_the_description_of_a_version_is_plain_json(course):
     made = course("fine")
     made.learn(0)
     content = json.loads((made.directory.path / "versions" / "1" / "about.json").read_text())
-    assert content["format"] == 2
+    assert content["format"] == 3
     assert content["parent"] is None
     assert ModelDirectory(made.directory.path).about() == made.directory.about()

@@ -10,7 +10,8 @@ import torch
 from tests.runs import tensors
 
 from etag.core.errors import EtagError
-from etag.learner.model_directory import ModelDirectory, ModelInfo, name_to_json
+from etag.learner.model_directory import ModelDirectory
+from etag.learner.versions import ModelInfo, name_to_json
 
 QUICK = {
     "gc": {"method.features.passes": 1, "method.generator.train.steps": 3},
@@ -167,18 +168,18 @@ def test_a_damaged_model_is_refused_in_one_sentence(copied, damage):
 def test_another_format_is_refused(copied, number, advice):
     change(copied, format=number)
     for read in (copied.about, copied.load_classifier, copied.load_method, copied.sizes):
-        with pytest.raises(EtagError, match=f"has format {number}, and this version of etag reads format 2: {advice}"):
+        with pytest.raises(EtagError, match=f"has format {number}, and this version of etag reads format 3: {advice}"):
             read()
 
 
 def test_a_version_that_was_not_finished_is_ignored(copied, course):
-    (copied.path / "versions" / "3.part").mkdir()
+    (copied.path / "versions" / ".3.part").mkdir()
     (copied.path / "versions" / "notes").mkdir()
     assert copied.versions == [1, 2]
     made = course("fine", "copy")
     made.learn(2)
     assert copied.version == 3
-    assert not (copied.path / "versions" / "3.part").exists()
+    assert not (copied.path / "versions" / ".3.part").exists()
 
 
 def test_one_process_changes_a_model_at_a_time(copied):
@@ -208,9 +209,7 @@ def test_a_directory_where_nothing_was_learned_is_removed(tmp_path):
 @pytest.mark.parametrize("name", ["cat", 3, 2.5, True, None, ("a", 1), (("a", None), 2)])
 def test_class_names_survive(saved, name):
     about = ModelDirectory(saved).about()
-    changed = ModelInfo.from_json(
-        json.loads(json.dumps(about.__class__(**about.__dict__ | {"classes": (name,)}).to_json()))
-    )
+    changed = ModelInfo.from_json(json.loads(json.dumps(replace(about, classes=(name,), task_sizes=(1,)).to_json())))
     assert changed.classes == (name,)
     assert type(changed.classes[0]) is type(name)
 

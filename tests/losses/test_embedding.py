@@ -79,9 +79,8 @@ def test_equation_3_has_a_gradient_of_equal_norm_for_every_image():
 
 
 @pytest.mark.parametrize("tau", [1.0, 3.0])
-@pytest.mark.parametrize("grown", [0, 4])
-def test_equation_4_is_the_divergence_from_the_teacher(naive, tau, grown):
-    student = [numbers(8, 12 + grown, key=stage) for stage in range(3)]
+def test_equation_4_is_the_divergence_from_the_teacher(naive, tau):
+    student = [numbers(8, 12, key=stage) for stage in range(3)]
     teacher = [numbers(8, 12, key=10 + stage) for stage in range(3)]
     expected = sum(naive.divergence(new, old, tau) for new, old in zip(student, teacher, strict=True))
     assert auxiliary_divergence(student, teacher, tau).item() == pytest.approx(expected, rel=1e-12)
@@ -94,11 +93,10 @@ def test_equation_4_on_two_outputs_by_hand():
     assert auxiliary_divergence([2 * student], [2 * teacher], 2.0).item() == pytest.approx(4 * by_hand, rel=1e-6)
 
 
-def test_equation_4_trains_only_the_outputs_of_the_teacher():
-    student, teacher = numbers(8, 16).requires_grad_(), numbers(8, 12, key="b")
+def test_equation_4_trains_every_output():
+    student, teacher = numbers(8, 12).requires_grad_(), numbers(8, 12, key="b")
     auxiliary_divergence([student], [teacher], 3.0).backward()
-    assert (student.grad[:, :12] != 0).all()
-    assert torch.count_nonzero(student.grad[:, 12:]) == 0
+    assert (student.grad != 0).all()
     assert torch.autograd.gradcheck(lambda x: auxiliary_divergence([x], [teacher], 3.0), student)
 
 

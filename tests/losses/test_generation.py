@@ -69,13 +69,16 @@ def test_reparameterize_passes_gradients():
 
 
 @pytest.mark.parametrize(
-    ("half", "per_row", "factor"), [(True, True, 1 / 8), (False, True, 1 / 4), (True, False, 0.5), (False, False, 1)]
+    ("half", "mean_over_rows", "factor"),
+    [(True, True, 1 / 8), (False, True, 1 / 4), (True, False, 0.5), (False, False, 1)],
 )
-def test_squared_error_in_all_its_forms(naive, half, per_row, factor):
+def test_squared_error_in_all_its_forms(naive, half, mean_over_rows, factor):
     generated, target = numbers(4, 6), numbers(4, 6, key="b")
     expected = factor * sum(naive.squares(generated, target))
-    assert squared_error(generated, target, half, per_row).item() == pytest.approx(expected, rel=1e-12)
-    assert torch.autograd.gradcheck(lambda x: squared_error(x, target, half, per_row), generated.requires_grad_())
+    assert squared_error(generated, target, half, mean_over_rows).item() == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda x: squared_error(x, target, half, mean_over_rows), generated.requires_grad_()
+    )
 
 
 def test_squared_error_is_by_default_the_log_likelihood_of_a_unit_gaussian():

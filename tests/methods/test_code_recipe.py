@@ -542,7 +542,7 @@ OTHERS = {
 # options that act on the base task only; the others are tried on the task after it
 ON_BASE_TASK = {
     "method.fidelity.aux_classes",
-    "method.fidelity.aux_batch_norm",
+    "method.fidelity.backbone_batch_norm",
     "method.head.growth",
     "method.embedding.last_stage",
 }

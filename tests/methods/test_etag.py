@@ -34,7 +34,7 @@ RELEASE = {
         "ce_replay": "all",
         "argmax": "all",
         "aux_classes": "all",
-        "aux_batch_norm": "views",
+        "backbone_batch_norm": "views",
     },
 }
 
@@ -148,7 +148,7 @@ SWITCHES = {
     "ce_replay all": (FIXED, FIXED | {"fidelity": {"ce_replay": "all"}}, {"replay"}),
     "lambda_kl": ({}, {"embedding": {"lambda_kl": 4.0}}, {"aux_kl"}),
     "views": ({}, {"embedding": {"views": "none"}}, {"aux_kl"}),
-    "aux_batch_norm": ({}, {"fidelity": {"aux_batch_norm": "views"}}, set()),
+    "backbone_batch_norm": ({}, {"fidelity": {"backbone_batch_norm": "views"}}, set()),
     "tau": ({}, {"embedding": {"tau": 1.0}}, {"aux_kl"}),
     "aux_classes": ({}, {"fidelity": {"aux_classes": "all"}}, {"aux_kl"}),
     "last_stage": ({}, {"embedding": {"last_stage": True}}, set()),
@@ -332,7 +332,8 @@ def statistics(method):
 
 
 @pytest.mark.parametrize(
-    ("options", "apart"), [({}, True), ({"aux_batch_norm": "images"}, True), ({"aux_batch_norm": "views"}, False)]
+    ("options", "apart"),
+    [({}, True), ({"backbone_batch_norm": "images"}, True), ({"backbone_batch_norm": "views"}, False)],
 )
 @pytest.mark.parametrize("index", [0, 1])
 def test_what_the_backbone_remembers_of_a_step_is_of_the_images_or_of_all_views(lab, options, apart, index):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.methods.copies import copies
 
-from etag.methods.base import ROLES
+from etag.core.roles import ROLES
 from etag.methods.registry import METHODS
 
 FREE = [name for name in METHODS if not METHODS[name].info.exemplars and not METHODS[name].info.all_data]

@@ -18,8 +18,8 @@ def rebuilt(classifier):
     """The classifier from its description and its tensors, as a model directory stores them."""
     description = json.loads(json.dumps(classifier.describe()))
     tensors = {name: value.clone() for name, value in classifier.state_dict().items()}
-    again = Classifier.empty(description)
-    again.load_state_dict(tensors)
+    again = Classifier.without_weights(description)
+    again.load_state_dict(tensors, assign=True)
     return again
 
 
@@ -125,7 +125,7 @@ def test_an_unknown_prediction_rule_is_refused(learned):
     description = classifier.describe()
     description["rule"]["module"] = "Oracle"
     with pytest.raises(ValueError, match="unknown module 'Oracle': load the plug-in"):
-        Classifier.empty(description)
+        Classifier.without_weights(description)
 
 
 def test_it_shares_its_weights_with_the_method(lab):

@@ -90,6 +90,18 @@ def test_parquet_pixels_are_unchanged_with_channels_first(tmp_path):
     assert read.classes == ("hay", "sky")
 
 
+def test_the_order_of_the_columns_does_not_matter(tmp_path):
+    import pyarrow.parquet
+
+    pixels = write_cifar(tmp_path)
+    for file in tmp_path.iterdir():
+        table = pyarrow.parquet.read_table(file)
+        pyarrow.parquet.write_table(table.select(["fine_label", "img"]), file)
+    read = opened(tmp_path)
+    assert np.array_equal(read.train.pixels.numpy(), pixels.transpose(0, 3, 1, 2))
+    assert read.test.labels.tolist() == [0, 1, 0, 1, 0, 1]
+
+
 def test_without_class_names_in_the_schema_classes_are_numbers(tmp_path):
     write_cifar(tmp_path)
     assert opened(tmp_path).classes == ("0", "1")

@@ -200,8 +200,8 @@ class Shifted(Draws):
 
     by: int = 0
 
-    def shuffled_positions(self, purpose, rows):
-        return super().shuffled_positions(purpose, rows) + self.by
+    def places_in_shuffle(self, purpose, rows):
+        return super().places_in_shuffle(purpose, rows) + self.by
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_every_default_is_the_reading_of_the_paper():
         "l2_reduction": "mean_norm",
         "l2_views": "plain",
         "aux_classes": "base",
-        "aux_batch_norm": "images",
+        "backbone_batch_norm": "images",
         "reconstruction": "half",
         "guide_input": "prior",
         "guide_classes": "seen",

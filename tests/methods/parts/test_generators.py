@@ -151,7 +151,7 @@ def test_every_kind_replays_old_classes_through_the_same_calls(lab, kind):
     assert features.shape == (10, laboratory.method.solver.backbone.feature_size)
     assert set(labels.tolist()) <= set(range(task.num_old))
     assert not features.requires_grad
-    assert generator.trains_after(task, task.num_seen) is generator.trains_after_last_task is True
+    assert generator.trains_in(task, task.num_seen) is generator.trains_in_last_task is True
 
 
 @pytest.mark.parametrize("kind", ["wgan", "prototypes"])
