@@ -34,11 +34,12 @@ test: lint
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-# kills real processes, again and again; prints where, and that nothing was lost
+# kills every command before its changes of files, again and again; prints where, and that nothing was lost
 crash-test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 tests/learner/test_checkpoints.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/crash/harness.py
 
+# damaged and forged files for every reader: ten minutes each, two at a time
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/harness.py 600
 

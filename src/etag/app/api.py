@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from etag.engine.runtime import is_follower
+from etag.experiments import plugins as plugin_files
 from etag.experiments import run as runs
 from etag.experiments.config import RunConfig, resolve
 
@@ -26,9 +27,11 @@ def run(
     """Learn a scenario task by task and return its metrics; the run directory also contains a report.
 
     `settings` holds single options by dotted key, such as {"train.epochs": 5}. Everything else comes from the
-    recipe, or from the defaults, which are the paper's.
+    recipe, or from the defaults, which are the paper's. `plugins` are Python files that are run; nothing else has
+    code loaded.
     """
-    named = {"method": method, "data": data, "split": split, "seed": seed, "plugins": [*plugins] or None}
+    named: dict[str, Any] = {"method": method, "data": data, "split": split, "seed": seed}
+    named |= {"plugins": plugin_files.load(plugins) or None}
     given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given | (settings or {}), preset=preset)
     return execute(config, Path(out) if out else default_directory(config), restart, verbose)

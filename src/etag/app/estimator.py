@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +22,8 @@ from etag.data.folders import list_classes
 from etag.data.images import MemoryImages
 from etag.data.rows import hold_out_rows
 from etag.experiments.config import RunConfig
-from etag.learner.model_directory import ModelDirectory, ModelInfo, Name, name_to_json
+from etag.learner.model_directory import ModelDirectory
+from etag.learner.versions import ModelInfo, Name, name_to_json
 from etag.models.classifier import Classifier
 
 
@@ -152,14 +152,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Write a model directory, which `etag predict` and `etag learn` accept too."""
         if Path(path).exists():
             raise EtagError(f"'{path}' exists already: choose another directory.")
-        copytree(self._directory.path, path, ignore=lambda *_: [".lock"])
+        self._directory.copy_to(Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Load a model directory."""
         about = ModelDirectory(path).about()
         loaded = cls(about.method, size=about.preprocess.size, seed=about.config["seed"])
-        loaded._restore(lambda home: copytree(path, home, ignore=lambda *_: [".lock", "metrics.json", "config.yaml"]))
+        loaded._restore(ModelDirectory(path).copy_to)
         return loaded
 
     def _restore(self, fill: Any) -> None:

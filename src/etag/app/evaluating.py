@@ -12,7 +12,8 @@ from etag.core.errors import EtagError
 from etag.data.folders import as_images, list_classes, list_images
 from etag.data.images import FileImages, unreadable_error
 from etag.evaluation.calibration import calibration_error, unknown_auroc
-from etag.learner.model_directory import ModelDirectory, ModelInfo, Name
+from etag.learner.model_directory import ModelDirectory
+from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
 
 

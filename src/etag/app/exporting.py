@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from etag.core.errors import EtagError
 from etag.core.files import write_atomically
-from etag.learner.model_directory import ModelDirectory, ModelInfo, name_to_json
+from etag.learner.model_directory import ModelDirectory
+from etag.learner.versions import ModelInfo, name_to_json
 from etag.models.classifier import Classifier
 
 MAX_DIFFERENCE = 1e-4  # how far the exported probabilities may be from ours

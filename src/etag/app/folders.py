@@ -13,7 +13,7 @@ from etag.core.files import checksum
 from etag.data.decode import ENDINGS
 from etag.data.folders import Listing, as_images, hold_out_files, list_classes, list_images
 from etag.data.images import FileImages, MemoryImages, load_into_memory
-from etag.learner.model_directory import ModelInfo, Name
+from etag.learner.versions import ModelInfo, Name
 
 
 @dataclass(frozen=True)

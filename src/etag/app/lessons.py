@@ -27,8 +27,9 @@ from etag.learner.calibration import Calibration
 from etag.learner.callbacks import closing_all, create_callbacks
 from etag.learner.config import UNKNOWN_COUNT, LearnerConfig, create_method
 from etag.learner.learner import Learner, LearnOptions, print_nothing
-from etag.learner.model_directory import Lesson, ModelDirectory, ModelInfo, Name
+from etag.learner.model_directory import ModelDirectory
 from etag.learner.stopping import Stop
+from etag.learner.versions import Lesson, ModelInfo, Name
 from etag.methods.abilities import CanForget
 from etag.methods.base import AnyMethod
 from etag.methods.registry import METHODS
@@ -88,7 +89,7 @@ def check_can_learn(directory: ModelDirectory) -> ModelInfo:
     method, _ = directory.load_method()
     if method.cannot_continue_after_run:
         raise EtagError(
-            f"'{directory.path}' cannot learn more: its run did not train the generator after the last task "
+            f"'{directory.path}' cannot learn more: its run did not train the generator in the last task "
             "(last_task=false)."
         )
     return replace(about, expected_classes=None)
@@ -268,8 +269,10 @@ def _rare(images: LessonImages) -> list[str]:
 def forget_class(model: Path, name: Name) -> ModelInfo:
     """Remove a class: its rows in head, auxiliaries and generator are deleted, and so are older versions."""
     directory = ModelDirectory(model)
-    with directory.locked():
+    with directory.locked() as completed:
         directory.check_no_run()
+        if completed and name not in directory.about().classes:
+            return directory.about()  # this very command was killed before it had deleted all older versions
         method, about = directory.load_method()
         if name not in about.classes:
             raise EtagError(f"'{model}' knows no class '{name}': it knows {', '.join(map(str, about.classes))}.")

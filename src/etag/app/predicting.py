@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from etag.data.images import FileImages
-from etag.learner.model_directory import ModelInfo, Name
+from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
 
 BATCH = 256

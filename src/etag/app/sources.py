@@ -1,5 +1,7 @@
 """The images of a data source as plain folders, for users who have none of their own yet."""
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +15,7 @@ def source_folders(
     name: str, out: Path, classes: str | None = None, per_class: int | None = None, part: str = "train"
 ) -> tuple[int, int]:
     """Write them; returns the numbers of images and of classes."""
-    if out.exists() and (out.is_file() or any(out.iterdir())):
+    if os.path.lexists(out) and not (os.path.isdir(out) and os.access(out, os.R_OK) and not os.listdir(out)):
         raise EtagError(f"'{out}' exists already: choose another folder.")
     dataset = SOURCES[name].open(DataOptions(name=name))
     images = dataset.train if part == "train" else dataset.test
@@ -27,11 +29,10 @@ def chosen_classes(text: str, known: Sequence[str]) -> dict[int, str]:
     """The classes in a comma-separated list of names or numbers; a-b stands for all from a to b."""
     chosen: dict[int, str] = {}
     for word in map(str.strip, text.split(",")):
-        first, dash, last = word.partition("-")
         if word in known:
             numbers = range(known.index(word), known.index(word) + 1)
-        elif first.isdigit() and (last.isdigit() if dash else True):
-            numbers = range(int(first), int(last or first) + 1)
+        elif given := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word):
+            numbers = range(int(given[1]), int(given[2] or given[1]) + 1)
         else:
             raise EtagError(f"there is no class '{word}': name some of {', '.join(known)}.")
         if not numbers or numbers[-1] >= len(known):

@@ -1,6 +1,6 @@
 """The command line: a thin layer. Heavy imports wait until a command needs them, so that --help is quick."""
 
-import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,6 +9,7 @@ import typer
 
 from etag.cli import grids, models
 from etag.cli.models import AsJson, DryRun, Plugins, Settings
+from etag.cli.printing import echo, echo_json, echo_lines, print_table
 
 app = typer.Typer(
     add_completion=False,
@@ -47,26 +48,28 @@ def run(
     from etag.experiments import yaml_files
     from etag.experiments.config import resolve
     from etag.experiments.estimate import estimate
+    from etag.experiments.local_workers import stop_with_parent
 
+    stop_with_parent()
     named: dict[str, Any] = {"method": method, "data": data, "split": split, "seed": seed, "model.weights": weights}
     named |= {"runtime.devices": devices, "runtime.num_nodes": num_nodes, "plugins": plugin or None}
     given = {key: value for key, value in named.items() if value is not None}
     config = resolve(recipe, given, setting or [], preset)
     if dry_run:
-        typer.echo(yaml_files.write(config.to_json()), nl=False)
-        typer.echo(estimate(config).report())
+        echo_lines(yaml_files.write(config.to_json()))
+        echo_lines(estimate(config).report())
         return
     where = out or default_directory(config)
     try:
         metrics = execute(config, where, restart, verbose=True)
     except KeyboardInterrupt as stopped:
-        typer.echo(f"interrupted: the same command resumes in '{where}' from the last checkpoint.", err=True)
+        echo(f"interrupted: the same command resumes in '{where}' from the last checkpoint.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
     if is_follower():
         return
     values = stored_summary(metrics)
-    _print_table([[each.name, f"{values[each.name]:7.2%}", f"[dim]{each.definition}[/dim]"] for each in METRICS])
-    typer.echo(f"report: {where / 'report.html'}")
+    print_table([[each.name, f"{values[each.name]:7.2%}", each.definition] for each in METRICS], dim=2)
+    echo(f"report: {where / 'report.html'}")
 
 
 @app.command()
@@ -83,9 +86,9 @@ def report(
     from etag.report.comparison_page import write_comparison, write_curves
 
     if figure is not None:
-        typer.echo(f"accuracy curves: {write_curves(runs, figure)}")
+        echo(f"accuracy curves: {write_curves(runs, figure)}")
     page, collection = write_comparison(runs, out, reference)
-    typer.echo(f"report of {len(collection.runs)} run(s) on {len(collection.groups)} split(s): {page}")
+    echo(f"report of {len(collection.runs)} run(s) on {len(collection.groups)} split(s): {page}")
 
 
 @app.command()
@@ -102,13 +105,13 @@ def methods(as_json: AsJson = False, _plugin: Plugins = None) -> None:
             | {"options": method.Options.model_json_schema(), "changed_defaults": method.Options.changed_defaults}
             for name, method in known.items()
         ]
-        typer.echo(json.dumps(rows, indent=1))
+        echo_json(rows, indent=1)
         return
     for name, method in known.items():
         if not method.is_e_variant:
-            typer.echo(_describe(name, method))
+            echo_lines(_describe(name, method))
     variants = ", ".join(name for name, method in known.items() if method.is_e_variant)
-    typer.echo(f"variants with embedding distillation, which also store auxiliary classifiers: {variants}")
+    echo(f"variants with embedding distillation, which also store auxiliary classifiers: {variants}")
 
 
 def _abilities(method: Any) -> dict[str, bool]:
@@ -168,7 +171,7 @@ def get(
 
     from etag.data.source import SOURCES
 
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, disable=not sys.stdout.isatty()) as bars:
         tasks: dict[str, Any] = {}
 
@@ -178,7 +181,7 @@ def get(
             bars.update(tasks[file], completed=done, total=total)
 
         place = SOURCES[name].get(path, show)
-    typer.echo(f"{name} is in {place}")
+    echo(f"{name} is in {place}")
 
 
 @sources.command()
@@ -193,7 +196,7 @@ def folders(
     from etag.app.sources import source_folders
 
     images, class_count = source_folders(name, out, classes, per_class, part)
-    typer.echo(f"{out}: {images} images of {class_count} classes")
+    echo(f"{out}: {images} images of {class_count} classes")
 
 
 @app.command()
@@ -211,29 +214,52 @@ def recipes(
 
 def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        echo_json(rows, indent=1)
         return
-    _print_table([[str(row[column]) for column in columns] for row in rows], columns)
-
-
-def _print_table(rows: list[list[str]], columns: tuple[str, ...] = ()) -> None:
-    """Print rows below the names of the columns, if there are any."""
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    headers = [Column(name, overflow="fold") for name in columns]
-    table = Table(*headers, box=None, show_header=bool(columns), header_style="bold")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    print_table([[str(row[column]) for column in columns] for row in rows], columns)
 
 
 def main() -> None:
-    """The command `etag`. A user's mistake ends in one sentence and exit code 2, never in a traceback."""
+    """The command `etag`. A user's mistake ends in one sentence and exit code 2, never in a traceback; with
+    ETAG_TRACEBACK=1 the traceback is shown."""
+    _accept_any_text()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # now, where a full disk can still be reported
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None or os.environ.get("ETAG_TRACEBACK") == "1":
+            raise
+        _drop_output()
+        if isinstance(error, BrokenPipeError):  # whoever read the output has enough
+            sys.exit(1)
+        echo(f"error: {sentence}", err=True)
+        sys.exit(2)
+
+
+def _accept_any_text() -> None:
+    """Print what the terminal has no letters for as escapes, and read file names of any bytes."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors=errors)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What a user is told about an error; None if it is a mistake of ours."""
     from etag.core.errors import EtagError
 
+    if isinstance(error, EtagError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}."
+    return "a path holds a NUL byte." if isinstance(error, ValueError) and "null byte" in str(error) else None
+
+
+def _drop_output() -> None:
+    """Forget output that cannot be written: Python would try again, and complain, when it ends."""
     try:
-        app()
-    except EtagError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from etag.cli.models import Plugins
+from etag.cli.printing import echo
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +51,7 @@ def bench(
     if dry_run:
         for run in loaded.plan(lambda _: None):  # runs that need the result of a search are not listed
             status = execution.status(run)
-            typer.echo(f"{status.state:8} {run.name}  {status.reason}".rstrip())
+            echo(f"{status.state:8} {run.name}  {status.reason}".rstrip())
         return
     for number in (signal.SIGINT, signal.SIGTERM):  # some shells ignore these signals for background jobs
         signal.signal(number, signal.default_int_handler)
@@ -58,12 +59,12 @@ def bench(
         with _workers(on, address, jobs) as workers, _display() as display:
             runs = execution.execute(workers, display)
     except KeyboardInterrupt:
-        typer.echo("interrupted: the same command resumes from here.", err=True)
+        echo("interrupted: the same command resumes from here.", err=True)
         raise typer.Exit(130) from None
     failed = [status for status in runs if status.state == "failed"]
     for status in failed:
-        typer.echo(f"{status.run.name} failed: {status.reason}", err=True)
-    typer.echo(f"{len(runs) - len(failed)} of {len(runs)} runs are done: {execution.results}")
+        echo(f"{status.run.name} failed: {status.reason}", err=True)
+    echo(f"{len(runs) - len(failed)} of {len(runs)} runs are done: {execution.results}")
     if failed:
         raise typer.Exit(1)
 
@@ -75,9 +76,9 @@ def _print_estimate(grid: "Grid", tflops: float) -> None:
     total = [0.0, 0.0]
     for label, runs, seconds, operations in estimates(grid):
         hours, gpu_hours = runs * seconds / 3600, runs * operations / (3600e12 * tflops)
-        typer.echo(f"{label}: {runs} runs, {hours:.2f} h on this device, {gpu_hours:.2f} GPU-hours")
+        echo(f"{label}: {runs} runs, {hours:.2f} h on this device, {gpu_hours:.2f} GPU-hours")
         total = [total[0] + hours, total[1] + gpu_hours]
-    typer.echo(f"in all {total[0]:.1f} h on this device, {total[1]:.1f} GPU-hours at {tflops:g} TFLOP/s sustained")
+    echo(f"in all {total[0]:.1f} h on this device, {total[1]:.1f} GPU-hours at {tflops:g} TFLOP/s sustained")
 
 
 @contextmanager
@@ -116,13 +117,15 @@ def _print_ended(ended: set[str], runs: "Sequence[RunStatus]", seconds_left: flo
             outcome = f"failed: {status.reason}"
             if status.accuracy is not None:
                 outcome = f"average accuracy {status.accuracy:.2%}"
-            typer.echo(f"{status.run.name}: {outcome} ({len(ended)} of {len(runs)}{_left(seconds_left)})")
+            echo(f"{status.run.name}: {outcome} ({len(ended)} of {len(runs)}{_left(seconds_left)})")
 
 
 def _table(runs: "Sequence[RunStatus]", seconds_left: float | None) -> "Table":
     """One row for runs that differ only in the seed."""
     from rich.table import Table
+    from rich.text import Text
 
+    from etag.core.text import printable
     from etag.experiments.bench import by_label
 
     states = ("done", "running", "waiting", "failed")
@@ -139,7 +142,8 @@ def _table(runs: "Sequence[RunStatus]", seconds_left: float | None) -> "Table":
     for label, group in groups.items():
         mean, done = means[label], sum(status.state == "done" for status in group)
         style = "bold" if mean > 0 and mean == best[label.rpartition("/")[0]] else ""
-        table.add_row(label, f"{done}/{len(group)}", f"{mean:.2%}" if done else "", _now(group), style=style)
+        cells = [label, f"{done}/{len(group)}", f"{mean:.2%}" if done else "", _now(group)]
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
     return table
 
 

@@ -1,13 +1,14 @@
 """Commands for folders of images and model directories: learn, predict, evaluate, info, export, forget."""
 
 import csv
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from etag.cli.printing import echo, echo_json
 
 if TYPE_CHECKING:
     from etag.app.lessons import LessonResult
@@ -30,10 +31,18 @@ def _load_plugins(files: list[str] | None) -> list[str]:
     return plugins.load(files or [])
 
 
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", metavar="FILE", help="Python file with your own methods etc.", callback=_load_plugins),
-]
+def _load_named_plugins(files: list[str] | None) -> list[str]:
+    """Load only what this command line names: a model that somebody else made is looked at with nothing else."""
+    if not files:
+        return []
+    from etag.experiments import plugins
+
+    return plugins.load_files(files)
+
+
+_PLUGIN: dict[str, Any] = {"metavar": "FILE", "help": "Python file with your own methods etc."}
+Plugins = Annotated[list[str] | None, typer.Option("--plugin", callback=_load_plugins, **_PLUGIN)]
+NamedPlugins = Annotated[list[str] | None, typer.Option("--plugin", callback=_load_named_plugins, **_PLUGIN)]
 NONE_OF_THESE = "(none of these)"
 
 
@@ -59,11 +68,9 @@ def learn(
     named = {"method": method, "model.weights": weights, "seed": seed}
     given = {key: value for key, value in named.items() if value is not None}
     try:
-        result = learn_folder(
-            model, folder, given, setting or [], update=update, print_line=typer.echo, dry_run=dry_run
-        )
+        result = learn_folder(model, folder, given, setting or [], update=update, print_line=echo, dry_run=dry_run)
     except KeyboardInterrupt as stopped:
-        typer.echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)
+        echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
     if result is not None:
         _print_result(model, result)
@@ -75,23 +82,23 @@ def _print_result(model: Path, result: "LessonResult") -> None:
 
     lesson = result.lesson
     kind = "known" if lesson.kind == "update" else "new"
-    typer.echo(f"learned {len(lesson.classes)} classes from {lesson.images} images in {duration(lesson.seconds)}.")
+    echo(f"learned {len(lesson.classes)} classes from {lesson.images} images in {duration(lesson.seconds)}.")
     if lesson.evaluation is not None:
-        typer.echo(
+        echo(
             f"{kind} classes: {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} held-out images are "
             "classified correctly (chosen among all known classes)"
         )
     for name, accuracy in result.per_class.items():
-        typer.echo(f"  {accuracy:6.1%}  {name}")
+        echo(f"  {accuracy:6.1%}  {name}")
     if result.calibration.generated_accuracy is not None:
         earlier = [past.evaluation for past in result.about.history[:-1] if past.evaluation is not None]
-        typer.echo(
+        echo(
             "old classes: their images are not stored, so they cannot be tested. Accuracy on generated features: "
             f"{result.calibration.generated_accuracy:.1%} (expect less on real images). Accuracy when first learned: "
             f"{', '.join(f'{evaluation.accuracy:.1%}' for evaluation in earlier)}."
         )
     sizes = ModelDirectory(model).sizes()
-    typer.echo(f"{model}: {data_size(sum(sizes.values()))}; predicting needs {data_size(sizes['classifier'])} of it.")
+    echo(f"{model}: {data_size(sum(sizes.values()))}; predicting needs {data_size(sizes['classifier'])} of it.")
 
 
 @app.command()
@@ -109,7 +116,7 @@ def predict(
         bool, typer.Option("--reject", help="Print 'none of these' where no class is likely enough.")
     ] = False,
     workers: Workers = 1,
-    _plugin: Plugins = None,
+    _plugin: NamedPlugins = None,
 ) -> None:
     """Predict the classes of images. Files that cannot be read are reported and do not stop the rest."""
     from etag.app.folders import image_files
@@ -121,13 +128,15 @@ def predict(
     predictions = predict_files(classifier, about, list(image_files(given)), top=top, reject=reject, workers=workers)
     unreadable = _print_predictions(predictions, form)
     for prediction in unreadable:
-        typer.echo(f"{prediction.path} cannot be read: {prediction.error}.", err=True)
+        echo(f"{prediction.path} cannot be read: {prediction.error}.", err=True)
     if unreadable:
         raise typer.Exit(1)
 
 
 def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[Prediction]":
     """Print predictions; returns those whose file could not be read."""
+    from etag.core.text import csv_cell, printable
+
     failed = []
     rows = csv.writer(sys.stdout, lineterminator="\n")
     if form == "csv":
@@ -139,12 +148,13 @@ def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[
         classes = list(zip(prediction.classes, prediction.probabilities, strict=True))
         if form == "json":
             values = [{"class": name, "probability": round(value, 6)} for name, value in classes]
-            typer.echo(json.dumps({"path": prediction.path, "predictions": values}))
+            echo_json({"path": prediction.path, "predictions": values})
         elif form == "csv":
-            rows.writerows([prediction.path, name, f"{value:.6f}"] for name, value in classes or [("", 0.0)])
+            cells = ([prediction.path, name, f"{value:.6f}"] for name, value in classes or [("", 0.0)])
+            rows.writerows(map(csv_cell, row) for row in cells)
         else:
             words = [f"{value:6.1%}  {name}" for name, value in classes] or [f"        {NONE_OF_THESE}"]
-            typer.echo("\t".join([prediction.path, *words]))
+            echo("\t".join(map(printable, [prediction.path, *words])))
     return failed
 
 
@@ -156,49 +166,50 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a figure (.png, .svg, .pdf).")] = None,
     as_json: AsJson = False,
     workers: Workers = 1,
-    _plugin: Plugins = None,
+    _plugin: NamedPlugins = None,
 ) -> None:
     """Measure the accuracy of a model on labeled images."""
     from etag.app.evaluating import evaluate_folder
 
     evaluation = evaluate_folder(model, folder, unknown, out, workers)
     if as_json:
-        typer.echo(json.dumps(evaluation.to_json(), indent=1))
+        echo_json(evaluation.to_json(), indent=1)
         return
-    typer.echo(f"{evaluation.images} images of {len(evaluation.per_class)} classes: {evaluation.accuracy:.1%} right")
+    echo(f"{evaluation.images} images of {len(evaluation.per_class)} classes: {evaluation.accuracy:.1%} right")
     for name, (count, accuracy) in evaluation.per_class.items():
-        typer.echo(f"  {accuracy:6.1%}  of {count:5}  {name}")
-    typer.echo(f"calibration error (ECE): {evaluation.calibration_error:.3f}")
+        echo(f"  {accuracy:6.1%}  of {count:5}  {name}")
+    echo(f"calibration error (ECE): {evaluation.calibration_error:.3f}")
     if evaluation.auroc is not None:
-        typer.echo(f"known against unknown images (AUROC): {evaluation.auroc:.3f}")
+        echo(f"known against unknown images (AUROC): {evaluation.auroc:.3f}")
 
 
 @app.command()
-def info(model: Model, as_json: AsJson = False, _plugin: Plugins = None) -> None:
+def info(model: Model, as_json: AsJson = False, _plugin: NamedPlugins = None) -> None:
     """Print what a model knows, how it learned it, and what it stores."""
     from etag.app.privacy import privacy_statement
     from etag.core.text import data_size
     from etag.learner.model_directory import ModelDirectory
 
     directory = ModelDirectory(model)
-    about, sizes = directory.about(), directory.sizes()
+    version, sizes, privacy = directory.read(lambda saved: (saved, saved.sizes(), privacy_statement(saved)))
+    about, number = version.info, version.number
     if as_json:
-        content = about.to_json() | {"version": directory.version, "versions": directory.versions, "bytes": sizes}
-        typer.echo(json.dumps(content, indent=1))
+        content = about.to_json() | {"version": number, "versions": directory.versions, "bytes": sizes}
+        echo_json(content, indent=1)
         return
-    others = [str(number) for number in directory.versions if number != directory.version]
+    others = [str(other) for other in directory.versions if other != number]
     stored = f" (also stored: {', '.join(others)})" if others else ""
-    typer.echo(f"{model}: version {directory.version}{stored}; {len(about.classes)} classes")
-    for number, lesson in enumerate(about.history, start=1):
-        typer.echo(f"{number}. {lesson.date}  {lesson.kind}: {', '.join(map(str, lesson.classes))}".rstrip(": "))
+    echo(f"{model}: version {number}{stored}; {len(about.classes)} classes")
+    for place, lesson in enumerate(about.history, start=1):
+        echo(f"{place}. {lesson.date}  {lesson.kind}: {', '.join(map(str, lesson.classes))}".rstrip(": "))
         if lesson.evaluation is not None:
-            typer.echo(
+            echo(
                 f"   {lesson.images} images; {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} held-out "
                 "images classified correctly"
             )
-    typer.echo(f"method {about.method}, images of {about.preprocess.size} pixels per side")
-    typer.echo("on disk: " + ", ".join(f"{name} {data_size(size)}" for name, size in sizes.items()))
-    typer.echo(privacy_statement(directory))
+    echo(f"method {about.method}, images of {about.preprocess.size} pixels per side")
+    echo("on disk: " + ", ".join(f"{name} {data_size(size)}" for name, size in sizes.items()))
+    echo(privacy)
 
 
 @app.command()
@@ -206,7 +217,7 @@ def export(
     model: Model,
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX (needs the extra `export`).")] = None,
     torch: Annotated[Path | None, typer.Option(help="Write a torch.export program.")] = None,
-    _plugin: Plugins = None,
+    _plugin: NamedPlugins = None,
 ) -> None:
     """Write the classifier as one file for other programs, after comparing it with the model."""
     from etag.app.exporting import export_onnx, export_torch
@@ -216,7 +227,7 @@ def export(
         raise EtagError("choose what to write: --onnx FILE or --torch FILE.")
     for out, write in ((onnx, export_onnx), (torch, export_torch)):
         if out is not None:
-            typer.echo(f"{out}: written; its probabilities differ from the model's by at most {write(model, out):.1e}.")
+            echo(f"{out}: written; its probabilities differ from the model's by at most {write(model, out):.1e}.")
 
 
 @app.command()
@@ -229,7 +240,7 @@ def forget(
     from etag.app.lessons import forget_class
 
     about = forget_class(model, name)
-    typer.echo(f"'{model}' no longer knows '{name}'; {len(about.classes)} classes are left.")
+    echo(f"'{model}' no longer knows '{name}'; {len(about.classes)} classes are left.")
 
 
 @version_commands.command()
@@ -237,7 +248,7 @@ def rollback(model: Model) -> None:
     """Return to the version that the current one was learned from."""
     from etag.learner.model_directory import ModelDirectory
 
-    typer.echo(f"'{model}' is at version {ModelDirectory(model).rollback()} again.")
+    echo(f"'{model}' is at version {ModelDirectory(model).rollback()} again.")
 
 
 @version_commands.command()
@@ -248,4 +259,4 @@ def strip(model: Model) -> None:
 
     directory = ModelDirectory(model)
     directory.strip()
-    typer.echo(f"'{model}' can predict but no longer learn; {data_size(directory.sizes()['classifier'])} are left.")
+    echo(f"'{model}' can predict but no longer learn; {data_size(directory.sizes()['classifier'])} are left.")

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from etag.core.text import brief
+
 
 class EtagError(Exception):
     """A problem that the user can fix; its text says what is wrong, where, and what to do."""
@@ -17,4 +19,4 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> EtagError:
     names = sorted(known)
     similar = get_close_matches(name, names, n=1)
     hint = f"did you mean '{similar[0]}'? Known" if similar else "known"
-    return EtagError(f"unknown {kind} '{name}': {hint} are {', '.join(names) or 'none'}.")
+    return EtagError(f"unknown {kind} {brief(name)}: {hint} are {', '.join(names) or 'none'}.")

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import re
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -11,6 +14,9 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from etag.core.errors import EtagError
+from etag.core.text import data_size
+
+MAX_BYTES = 1 << 34  # of a file that is read whole
 
 
 def user_cache() -> Path:
@@ -21,31 +27,78 @@ def user_cache() -> Path:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file's content; a reader, or a crash, finds the old content or the new, never a part of it."""
     data = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with disk_full_error(path):
+    partial = _partial(path)
+    with write_error(path):
+        try:
             with partial.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, path)
-            _flush_folder(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+            move(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def move(path: Path, target: Path) -> None:
+    """Rename a file or folder in one step that survives a power cut; a file replaces the target."""
+    with write_error(target):
+        os.replace(path, target)
+        _flush_folder(target.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder if it does not exist."""
+    with write_error(path):
+        path.mkdir(exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder with all its content, if it exists. A folder is renamed first: after a crash it
+    is there completely or not at all."""
+    with write_error(path):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        aside = path if is_partial(path) else _partial(path)
+        if aside != path:
+            move(path, aside)
+        shutil.rmtree(aside)
+
+
+def remove_partial(folder: Path) -> bool:
+    """Delete what `write_atomically` and `remove` left in a folder because their process was killed; returns whether
+    there was something."""
+    left = [*filter(is_partial, folder.iterdir())] if folder.is_dir() else []
+    for path in left:
+        remove(path)
+    return bool(left)
+
+
+def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """The content of a regular file of at most `limit` bytes. Anything else (a named pipe, a device) is not opened: it
+    raises an OSError."""
+    require_regular_file(path)
+    if path.stat().st_size > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {data_size(limit)}", str(path))
+    return path.read_bytes()
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 @contextmanager
-def disk_full_error(path: Path) -> Iterator[None]:
-    """Turn the system's errors about a full disk into an `EtagError` that names the file."""
+def write_error(path: Path) -> Iterator[None]:
+    """Turn the system's errors into an `EtagError` that names the file or folder that was to be written."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise EtagError(
-            f"there is no room to write '{path}' ({error.strerror}); what was saved before is complete: free some "
-            "disk space, and the same command resumes."
-        ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise EtagError(
+                f"there is no room to write '{path}' ({error.strerror}); what was saved before is complete: free some "
+                "disk space, and the same command resumes."
+            ) from error
+        raise EtagError(f"'{path}' cannot be written: {error.strerror or error}.") from error
 
 
 def _flush_folder(folder: Path) -> None:
@@ -60,7 +113,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Whether this is a file that `write_atomically` could not finish because its process was killed."""
+    """Whether this is a file or folder that a killed process could not finish writing or deleting."""
     return path.name.startswith(".") and path.name.endswith(".part")
 
 
@@ -86,3 +139,29 @@ def locked(path: Path, busy: str) -> Iterator[None]:
 def checksum(data: bytes) -> str:
     """A BLAKE2 digest of 32 hexadecimal digits, to tell a damaged file from a complete one."""
     return blake2b(data, digest_size=16).hexdigest()
+
+
+def require_regular_file(path: str | Path) -> None:
+    """Raise an `OSError`, which readers handle anyway, unless this is a regular file or a link to one: opening a pipe
+    may wait forever, and a device may never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+LONGEST_NAME = 200  # bytes; systems allow 255, and an ending may follow
+RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)  # by Windows
+MARKED = re.compile(r".*~[0-9a-f]{32}", re.IGNORECASE)
+
+
+def safe_file_name(text: str) -> str:
+    """Return a name for a file or folder on every system. An ordinary text is its own name. Any other is cleaned and
+    ends in `~` and the text's checksum, as no ordinary text does, so two texts never share a name; the names of texts
+    that differ in case only do so too."""
+    clean = "".join(char if char.isprintable() and char not in '<>:"/\\|?*' else "_" for char in text)
+    clean = clean.lstrip(".").rstrip(". ")
+    if not clean or RESERVED.match(clean):
+        clean = f"_{clean}"
+    if clean == text and len(text.encode()) <= LONGEST_NAME and not MARKED.fullmatch(text):
+        return text
+    mark = f"~{checksum(text.encode(errors='surrogatepass'))}"
+    return clean.encode()[: LONGEST_NAME - len(mark)].decode(errors="ignore") + mark

@@ -137,6 +137,6 @@ class RuntimeOptions(Options):
         300.0, description="seconds between checkpoints within a phase; 0: as often as possible"
     )
     checkpoint_steps: PositiveInt | None = Field(
-        None, description="also a checkpoint every so many steps (rounded up to tens)"
+        None, description="also a checkpoint after every N steps (rounded up to tens)"
     )
     callbacks: tuple[str, ...] = Field((), description="by name: tensorboard, or those of a plug-in")

@@ -43,8 +43,8 @@ class Outputs:
 
 
 def require(value: V | None) -> V:
-    """Return `value`. It must not be None: an output of which a term did not declare the need, or a part that the
-    method did not build, is a mistake in our code and not the user's."""
+    """Return `value`, which must not be None. If it is, the mistake is ours and not the user's: a term uses an output
+    that it did not declare as a need, or a part was not built."""
     if value is None:
         raise RuntimeError("a value that must exist here is None: an output without a declared need, or a missing part")
     return value

@@ -73,8 +73,8 @@ class Draws:
         """Return uniform integers in [low, high), one per own row."""
         return self._own(torch.randint(low, high, (rows,), generator=self.stream.torch_generator(purpose)))
 
-    def shuffled_positions(self, purpose: str, rows: int) -> Tensor:
-        """Return the position of each own row after all rows of the global batch are shuffled, on the CPU."""
+    def places_in_shuffle(self, purpose: str, rows: int) -> Tensor:
+        """Return, for each own row, its place after all rows of the global batch are shuffled; on the CPU."""
         return torch.randperm(rows, generator=self.stream.torch_generator(purpose))[self.placement.own_rows(rows)]
 
     def _own(self, values: Tensor) -> Tensor:

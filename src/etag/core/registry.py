@@ -9,6 +9,8 @@ from etag.core.errors import EtagError, unknown_name
 
 T = TypeVar("T")
 
+PLUGIN_PREFIX = "etag_plugin_"  # of the module name of a plug-in that is a file
+
 
 class Registry(Generic[T]):
     """Items by name; on first use it imports every module of one package, which register their items."""

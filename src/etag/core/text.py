@@ -1,10 +1,40 @@
-"""Numbers as text for people: percentages, durations, sizes, counts."""
+"""Text for people: percentages, durations, sizes, counts; and names that somebody else chose, made harmless."""
 
 import math
+import re
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 MISSING = "–"
+# control characters, line separators, what turns the direction of writing around, and halves of characters
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_FORMULA = re.compile(r"[=+@]|-(?!\d+(\.\d+)?([eE][-+]?\d+)?$)")  # how a spreadsheet's formula begins; not a number
+_BRIEF = 80
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with every character that could confuse a terminal as a visible escape, such as \\x1b; `keep` names
+    characters to leave as they are."""
+    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell of a CSV file: a text is printable, and an apostrophe keeps a spreadsheet from reading it as a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def brief(value: Any) -> str:
+    """A value as an error message quotes it: on one line, and not longer than a line."""
+    text = repr(value)
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
 
 
 def percent(fraction: float) -> str:

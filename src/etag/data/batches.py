@@ -48,7 +48,7 @@ class _RowBatches:
 
 
 class ImageBatches(_RowBatches):
-    """Batches of normalized images, augmented if `augment` is true."""
+    """Batches of normalized images, augmented if `augment` is true and the data allow it (`Preprocess.augment`)."""
 
     def __init__(
         self,

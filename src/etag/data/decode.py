@@ -3,11 +3,14 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+from etag.core.files import require_regular_file
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
@@ -29,7 +32,15 @@ def decode(path: str | Path, side: int, channels: int = 3) -> Pixels:
             upright = upright.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
         if channels == 1:
             return np.asarray(upright.convert("L"))[None].copy()
-        return np.ascontiguousarray(np.asarray(upright).transpose(2, 0, 1))
+        return _channels_first(upright)
+
+
+def decode_bytes(content: bytes, side: int) -> Pixels:
+    """Return an image of exactly side x side pixels as uint8 of shape (3, side, side), from the bytes of its file."""
+    with _opened(content) as image:
+        if image.size != (side, side):  # known before anything is decoded
+            raise UnreadableImage(f"it has {image.width}x{image.height} pixels, not {side}x{side}")
+        return _channels_first(_in_color(image))
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
@@ -43,13 +54,17 @@ def image_size(path: str | Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[Image.Image]:
-    """Open an image; errors while opening or decoding become UnreadableImage."""
+def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
+    """Open a file, or the bytes of one, as an image; errors while opening or decoding become UnreadableImage."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(path, formats=FORMATS) as image:
+            if not isinstance(source, bytes):
+                require_regular_file(source)
+            with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
                 yield image
+        except UnreadableImage:
+            raise
         except Exception as error:
             raise UnreadableImage(_reason(error)) from error
 
@@ -63,6 +78,10 @@ def _in_color(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def _channels_first(image: Image.Image) -> Pixels:
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return "far too large"
@@ -72,4 +91,6 @@ def _reason(error: Exception) -> str:
         return "file not found"
     if isinstance(error, PermissionError):
         return "permission denied"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return f"damaged: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

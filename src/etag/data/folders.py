@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from etag.core.errors import EtagError
+from etag.core.files import safe_file_name
 from etag.data.decode import ENDINGS, UnreadableImage, image_size
 from etag.data.images import FileImages, MemoryImages, unreadable_error
 from etag.data.rows import hold_out_rows
@@ -20,8 +21,8 @@ def list_classes(root: Path, fewest: int = 2) -> Listing:
     """Return the image files of each sub-folder, sorted; too few classes, or an empty one, is an error."""
     try:
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        raise EtagError(f"the image folder '{root}' cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        raise _folder_error(root, error) from error
     if not folders:
         raise EtagError(f"'{root}' holds no classes: put the images of each class into a sub-folder of its own.")
     if len(folders) < fewest:
@@ -36,10 +37,19 @@ def list_classes(root: Path, fewest: int = 2) -> Listing:
     return listing
 
 
+def _folder_error(folder: str | Path, error: Exception) -> EtagError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return EtagError(f"the image folder '{folder}' cannot be read: {reason}.")
+
+
 def list_images(folder: Path) -> list[str]:
     """Return all files below a folder that have the ending of an image, sorted by path."""
+
+    def fail(error: OSError) -> None:
+        raise _folder_error(error.filename, error) from error
+
     files = []
-    for path, folders, names in os.walk(folder):
+    for path, folders, names in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if not name.startswith("."))  # os.walk visits these, in order
         images = (name for name in sorted(names) if not name.startswith("."))
         files += [os.path.join(path, name) for name in images if os.path.splitext(name)[1].lower() in ENDINGS]
@@ -70,16 +80,20 @@ def as_images(listing: Listing, workers: int, channels: int = 3) -> FileImages:
 
 
 def write_folders(images: MemoryImages, names: dict[int, str], root: Path, per_class: int | None = None) -> int:
-    """Write images as PNG files into one sub-folder of `root` per class; return how many were written. `names` maps the
-    labels to write to folder names; `per_class` limits them to the first images of each class."""
+    """Write images as PNG files into one new sub-folder of `root` per class; return how many were written. `names` maps
+    the labels to write to class names; `per_class` limits them to the first images of each class."""
     written = 0
     for label, name in names.items():
-        folder = root / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, row in enumerate((images.labels == label).nonzero().flatten()[:per_class].tolist()):
-            pixels = images.pixels[row].permute(1, 2, 0).squeeze(2).numpy()
-            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{number:05}.png")
-            written += 1
+        folder = root / safe_file_name(name)
+        try:
+            folder.mkdir(parents=True)
+            for number, row in enumerate((images.labels == label).nonzero().flatten()[:per_class].tolist()):
+                pixels = images.pixels[row].permute(1, 2, 0).squeeze(2).numpy()
+                Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{number:05}.png")
+                written += 1
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise EtagError(f"'{folder}' cannot be written: {reason}; '{root}' is incomplete: remove it.") from error
     return written
 
 

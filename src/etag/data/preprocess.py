@@ -1,5 +1,6 @@
 """Turning uint8 images into network inputs: whole batches at a time, on the device."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from etag.core.random import Draws
 
+MAX_SIDE = 1 << 14  # pixels
 AREAS, RATIOS = (0.08, 1.0), (3 / 4, 4 / 3)  # of a resized crop: share of the image area, width / height
 
 
@@ -26,8 +28,19 @@ class Preprocess:
     resized_crop: bool = False  # train on windows of random size and shape, scaled to `size`
     augment: bool = True
 
+    def check(self, channels: int) -> None:
+        """Raise a ValueError unless images of this many channels can be preprocessed like this."""
+        if not 0 < self.size <= MAX_SIDE:
+            raise ValueError(f"the size of its images is {self.size} pixels")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != channels or not all(map(math.isfinite, values)):
+                raise ValueError(f"the {name} of its images is {list(values)}, with {channels} channel(s)")
+        if min(self.std) <= 0:
+            raise ValueError(f"the std of its images is {list(self.std)}")
+
     def augmented(self, images: Tensor, draws: Draws, rows: int) -> Tensor:
-        """Return randomly augmented, normalized inputs; `rows` is the size of the global batch."""
+        """Return randomly augmented, normalized inputs, or centered ones if `self.augment` is off; `rows` is the size
+        of the global batch."""
         mirror = draws.integers("mirror", 0, 2, rows).bool() if self.flip else None
         if not self.augment:
             return self.centered(images)

@@ -1,6 +1,7 @@
 """Building a scenario: a data set in a class order, split into tasks."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ import numpy as np
 import torch
 
 from etag.core.errors import EtagError
+from etag.core.files import require_regular_file
 from etag.core.scenario import Scenario, Task
+from etag.core.text import brief
 from etag.data.images import Images, load_into_memory
 from etag.data.preprocess import Preprocess
 from etag.data.rows import first_rows_per_class
@@ -22,23 +25,23 @@ SUBSET_SEED = 1993  # selects the classes of ImageNet-sub, independent of the ru
 
 def parse_split(name: str, classes: int | None = None) -> list[int]:
     """Return the classes per task: `b50-5x10` is 50 base classes, then 5 tasks of 10; `b0-4x25` is 4 tasks of 25."""
-    match = re.fullmatch(r"b(\d+)-(\d+)x(\d+)", name)
+    match = re.fullmatch(r"b(\d{1,6})-(\d{1,6})x(\d{1,6})", name, re.ASCII)
     if match is None:
         raise EtagError(
-            f"split '{name}' does not have the form bBASE-TASKSxCLASSES, such as b50-5x10 (50 base classes, then "
-            "5 tasks of 10) or b0-4x25 (4 equal tasks of 25)."
+            f"split {brief(name)} does not have the form bBASE-TASKSxCLASSES, such as b50-5x10 (50 base classes, then "
+            "5 tasks of 10) or b0-4x25 (4 equal tasks of 25), with numbers below a million."
         )
     base, tasks, step = map(int, match.groups())
-    sizes = [base] * (base > 0) + [step] * tasks
     if step == 0 or tasks == 0:
         raise EtagError(
             f"split '{name}' has no tasks, or tasks without classes: both numbers after the base must be at least 1."
         )
-    if classes is not None and sum(sizes) > classes:
+    if classes is not None and base + tasks * step > classes:
         raise EtagError(
-            f"split '{name}' needs {sum(sizes)} classes, but the data has only {classes}: choose a smaller split."
+            f"split '{name}' needs {base + tasks * step} classes, but the data has only {classes}: choose a smaller "
+            "split."
         )
-    return sizes
+    return [base] * (base > 0) + [step] * tasks
 
 
 def class_order(dataset: Dataset, options: DataOptions, seed: int) -> list[int]:
@@ -68,7 +71,7 @@ def _arranged(order: int | str, classes: tuple[str, ...], rule: str = "position"
     if order == "natural":
         return list(range(len(classes)))
     if isinstance(order, str):
-        return _order_from_file(ORDERS.get(order) or Path(order).expanduser(), classes)
+        return _order_from_file(ORDERS.get(order) or Path(os.path.expanduser(order)), classes)
     # the legacy generator on purpose: published class orders are its permutations, given by seed
     permutation = np.random.RandomState(order).permutation(len(classes))
     return [int(number) for number in (np.argsort(permutation) if rule == "inverse" else permutation)]
@@ -76,12 +79,13 @@ def _arranged(order: int | str, classes: tuple[str, ...], rule: str = "position"
 
 def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
     try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        require_regular_file(file)
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise EtagError(f"the class order '{file}' cannot be read: {error}.") from error
     try:
         entries = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         entries = lines if len(lines) > 1 else text.split()
     if not isinstance(entries, list) or not entries:

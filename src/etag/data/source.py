@@ -97,14 +97,14 @@ class Source:
     def search_folders(self, path: str | None) -> list[Path]:
         """Return the folders that are searched, in order."""
         if path is not None:
-            return [Path(path).expanduser()]
-        roots = [Path(os.environ["ETAG_DATA"]).expanduser()] if os.environ.get("ETAG_DATA") else []
+            return [Path(os.path.expanduser(path))]
+        roots = [Path(os.path.expanduser(os.environ["ETAG_DATA"]))] if os.environ.get("ETAG_DATA") else []
         return [root / (self.folder or self.name) for root in [*roots, user_cache()]]
 
     def find(self, path: str | None = None) -> Path | None:
         """Return the first folder that has all files of one layout, or None."""
         for folder in self.search_folders(path):
-            if not self.files or any(all((folder / file).exists() for file in layout) for layout in self.files):
+            if not self.files or any(all(os.path.exists(folder / file) for file in layout) for layout in self.files):
                 return folder
         return None
 

@@ -47,8 +47,8 @@ class ViewTransforms:
         return Views(_channels_last(rows), len(images), labels=labels.repeat(self.count) * self.count + views)
 
     def selected_views(self, images: Tensor, labels: Tensor, chosen: Tensor, image_rows: Tensor | None = None) -> Views:
-        """Return the images and the chosen views of them. `chosen` holds view numbers, one row for each image in
-        `image_rows` (rows of the batch; None: all). Both are on the CPU."""
+        """Return the images and the chosen views of them. `chosen[i]` holds the view numbers of image number
+        `image_rows[i]` of the batch; None means all images in order. Both are on the CPU."""
         device, count = images.device, len(images)
         image_rows = torch.arange(count) if image_rows is None else image_rows
         rows, row_of = [images], torch.zeros(self.count, count, dtype=torch.long)  # row_of[view, image]

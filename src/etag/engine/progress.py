@@ -1,6 +1,9 @@
 """Callbacks of the project: progress bars, the log of steps, TensorBoard."""
 
 import json
+import os
+import stat
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +14,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from etag.core.errors import EtagError
 from etag.core.evaluation import Evaluation
-from etag.core.files import disk_full_error, write_atomically
+from etag.core.files import write_atomically, write_error
 from etag.core.scenario import Task
-from etag.core.text import duration
+from etag.core.text import duration, printable
 from etag.core.work import Callback
+
+MAX_LINE = 1 << 16  # bytes of a line of the log
 
 
 class _PhaseCallback(Callback):
@@ -40,47 +45,76 @@ class StepLog(_PhaseCallback):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        self._file: TextIO = path.open(
-            "a", buffering=1
-        )  # line by line, so that none is lost when the process is killed
+        self._file: TextIO | None = None  # open while a task is learned
         self._task = 0
 
     def on_task_begin(self, task: Task, saved_steps: Mapping[str, int | None]) -> None:
-        """Remember the task, and drop the lines of steps that will be repeated."""
+        """Remember the task, and drop the lines of steps that will be repeated. A log that is damaged or incomplete is
+        reported on standard error."""
         self._task = task.index
-        self._file.close()
-        _cut(self._path, task.index, saved_steps)
+        self.close()
+        if problem := _cut(self._path, task.index, saved_steps):
+            print(f"the log {printable(str(self._path))} {problem}.", file=sys.stderr)
+        # line by line, so that none is lost when the process is killed
         self._file = self._path.open("a", buffering=1)
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
         """Write a line; data passes have no loss and are not logged."""
         speed = self._speed(rows)
-        if terms:
+        if terms and self._file is not None:
             line = {"task": self._task, "phase": self._phase, "step": step, "epoch": epoch, "lr": lr}
             line |= {"terms": dict(terms), "images_per_second": round(speed, 1)}
-            with disk_full_error(self._path):
+            with write_error(self._path):
                 self._file.write(json.dumps(line) + "\n")
+
+    def on_phase_end(self, name: str, seconds: float) -> None:  # noqa: ARG002
+        """Make the lines of the phase safe from a power cut, before a checkpoint says that the phase is done."""
+        if self._file is not None:
+            with write_error(self._path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        with disk_full_error(self._path):
-            self._file.close()
+        if self._file is not None:
+            with write_error(self._path):
+                self._file.close()
 
 
-def _cut(path: Path, task: int, saved_steps: Mapping[str, int | None]) -> None:
-    """Keep only the lines of earlier tasks and of saved steps; the others will be written again."""
+def _cut(path: Path, task: int, saved_steps: Mapping[str, int | None]) -> str:
+    """Keep only the lines of earlier tasks and of saved steps; the others will be written again. Returns what was wrong
+    with the log, or an empty text."""
+    if not os.path.lexists(path):
+        return ""
+    if not stat.S_ISREG(path.lstat().st_mode):  # a link may lead anywhere, and a pipe is never read to its end
+        path.unlink()
+        return "was not a file, and is begun again"
+    kept, damaged, logged = [], False, dict.fromkeys(saved_steps, 0)
+    with path.open("rb") as file:
+        for raw in iter(lambda: file.readline(MAX_LINE), b""):
+            if (position := _position(raw)) is None:
+                damaged = True
+                continue
+            own_task, phase, step = position
+            saved = saved_steps.get(phase, 0)  # None: the whole phase
+            if own_task > task or (own_task == task and saved is not None and step > saved):
+                continue
+            kept.append(raw)
+            if own_task == task:
+                logged[phase] = step
+    write_atomically(path, b"".join(kept))
+    if damaged:
+        return "was damaged: what could not be read of it is removed"
+    return "lacks steps that were saved" if any(logged[key] < (saved_steps[key] or 0) for key in saved_steps) else ""
 
-    def stays(line: dict[str, Any]) -> bool:
-        if line["task"] != task or line["phase"] not in saved_steps:
-            return bool(line["task"] < task)
-        last = saved_steps[line["phase"]]
-        return last is None or line["step"] <= last
 
+def _position(line: bytes) -> tuple[int, str, int] | None:
+    """Task, phase and step of a line; None if it is not a line of the log, or not a whole one."""
     try:
-        complete = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        write_atomically(path, "".join(line for line in complete if stays(json.loads(line))))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EtagError(f"the log '{path}' is damaged ({error}): start again with --restart.") from error
+        values: Any = json.loads(line.decode()) if line.endswith(b"\n") else {}
+        task, phase, step = values["task"], values["phase"], values["step"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return (task, phase, step) if type(task) is type(step) is int and isinstance(phase, str) else None
 
 
 class TensorBoardLog(_PhaseCallback):
@@ -136,14 +170,14 @@ class ProgressBars(_PhaseCallback):
         super().__init__()
         self._images = images
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
-            TextColumn("{task.fields[note]}", style="dim"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
-        self._title = title
-        self._run: TaskID = self._bars.add_task(title, total=sum(images), note="")
+        self._title = printable(title)
+        self._run: TaskID = self._bars.add_task(self._title, total=sum(images), note="")
         self._phase_bar: TaskID = self._bars.add_task("", total=1, note="")
         self._task, self._phases = 0, 0  # number of the task, phases begun in it
         self._steps, self._epochs = 1, 1

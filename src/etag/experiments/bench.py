@@ -199,11 +199,14 @@ class Bench:
 
 def _done(run: PlannedRun, directory: RunDirectory, elapsed: float = 0.0) -> RunStatus:
     """Seconds of a finished run: since its start, or those of its metrics if they are more."""
-    metrics = json.loads(directory.metrics.read_text())
-    train, test = metrics["train_seconds"], metrics["test_seconds"]
-    # metrics include the time before a resume, the elapsed time includes start-up: take the larger
-    seconds = max(elapsed, sum(train) + sum(test))
-    return RunStatus(run, "done", accuracy=metrics["A_weighted"], seconds=seconds, tasks=len(train))
+    try:
+        metrics = json.loads(directory.metrics.read_text())
+        train, test, accuracy = metrics["train_seconds"], metrics["test_seconds"], float(metrics["A_weighted"])
+        # metrics include the time before a resume, the elapsed time includes start-up: take the larger
+        seconds = max(elapsed, float(sum(train) + sum(test)))
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise EtagError(f"{directory.metrics} is damaged: delete '{directory.path}', and repeat the run.") from error
+    return RunStatus(run, "done", accuracy=accuracy, seconds=seconds, tasks=len(train))
 
 
 def default_store(grid: Grid) -> Path:

@@ -1,7 +1,9 @@
 """Grids: a YAML file that names methods, splits, variants and seeds, and the runs of all their combinations."""
 
+import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,13 +14,19 @@ from pydantic import Field, ValidationError, field_validator
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, dotted, file_error
+from etag.core.reading import read_text
+from etag.core.text import brief
 from etag.data.source import Seed
 from etag.experiments import recipes, yaml_files
 from etag.experiments.config import RunConfig, resolve
+from etag.experiments.plugins import check_loaded
 
 Score = Callable[[str], float | None]  # the accuracy of the run with this name; None while it is not done
 FOR_REPORTS = ("summary", "paper", "notice")  # keys of a grid's file that only a report reads
 BENCH_MARKER = "# written by `etag bench`\n"  # what follows this line is not part of the grid
+MAX_RUNS = 5_000  # of a grid; its file names all of them, and YAML has a limit too
+NOT_IN_NAMES = re.compile(r"[/\\\x00-\x1f\x7f]")  # the name of a run is that of its folder
+MAX_NAME = 120  # letters of a variant's name
 
 
 class Search(Options):
@@ -53,9 +61,18 @@ class Block(Options):
                 raise ValueError(f"'{key}' cannot be a setting: list its values under '{own}'")
         return flat
 
+    @property
+    def count(self) -> int:
+        """The number of its runs, with those of its search."""
+        tried = 0 if self.search is None else math.prod(map(len, self.search.over.values()))
+        return len(self.methods) * (len(self.seeds) * len(self.splits or [""]) * len(self.variants) + tried)
+
     @field_validator("variants")
     @classmethod
     def _dotted_variants(cls, variants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name in variants:
+            if NOT_IN_NAMES.search(name) or len(name) > MAX_NAME:
+                raise ValueError(f"the variant {brief(name)} needs a short name that can be part of a folder's name")
         return {name: dotted(settings) for name, settings in variants.items()}
 
 
@@ -83,12 +100,13 @@ class Grid:
     def load(cls, name: str, plugins: Sequence[str] = ()) -> "Grid":
         """Read a grid by name or path, or as it was before `etag bench` added to it; every run loads `plugins`."""
         path = recipes.grid_file(name)
-        content = yaml_files.read(path)
-        text, written_by_bench, _ = path.read_text().partition(BENCH_MARKER)
+        whole = read_text(path, yaml_files.MAX_BYTES)
+        content = yaml_files.parse_mapping(whole, str(path))
+        text, written_by_bench, _ = whole.partition(BENCH_MARKER)
         own_name = _name(content.pop("bench", None), path.stem) if written_by_bench else path.stem
         text = _appendable(text, content)
         if not isinstance(content.get("notice", ""), str):
-            raise EtagError(f"{path}: 'notice' must be a text, but is {content['notice']!r}.")
+            raise EtagError(f"{path}: 'notice' must be a text, but is {brief(content['notice'])}.")
         for key in FOR_REPORTS:
             content.pop(key, None)
         blocks = content.pop("runs", [{}])
@@ -98,6 +116,10 @@ class Grid:
             checked = [Block.model_validate(content | block) for block in blocks]
         except ValidationError as error:
             raise file_error(error, str(path)) from None
+        if (count := sum(block.count for block in checked)) > MAX_RUNS:
+            raise EtagError(f"{path} describes {count:,} runs, and a grid may have {MAX_RUNS:,}: make it smaller.")
+        for block in checked:
+            check_loaded(block.settings.get("plugins", []))  # before the list of the command line replaces this one
         if plugins:
             checked = [b.model_copy(update={"settings": b.settings | {"plugins": [*plugins]}}) for b in checked]
         return cls(own_name, text, tuple(checked), name in recipes.grids(), tuple(plugins))
@@ -114,8 +136,7 @@ class Grid:
     def plan(self, score: Score) -> list[PlannedRun]:
         """The runs that can be configured now: those that depend on a search only once its candidates are done."""
         runs = [run for block in self.blocks for run in _runs(block, score)]
-        names = [run.name for run in runs]
-        if twice := {name for name in names if names.count(name) > 1}:
+        if twice := [name for name, times in Counter(run.name for run in runs).items() if times > 1]:
             raise EtagError(
                 f"the grid '{self.name}' has several runs with the name {min(twice)}: give their variants "
                 "different names."
@@ -161,6 +182,7 @@ def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[Pla
     for values in product(*search.over.values()):
         tried = dict(zip(search.over, values, strict=True))
         variant = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in tried.items())
+        variant = NOT_IN_NAMES.sub("_", variant)[:MAX_NAME]
         settings = block.settings | base_task | dotted(tried)
         yield _planned(block, method, search.split, block.seeds[0], variant, settings, "search/"), dotted(tried)
 
@@ -180,5 +202,11 @@ def _planned(
     label = f"{prefix}{config.split}/{method}" + (f"-{variant}" if variant else "")
     words = ["etag", "run", block.recipe, *(["--preset", block.preset] if block.preset else [])]
     words += ["--method", method, *(["--split", split] if split else []), "--seed", str(seed)]
-    words += [word for key, value in settings.items() for word in ("--set", f"{key}={yaml_files.inline(value)}")]
+    words += [word for file in config.plugins for word in ("--plugin", file)]
+    words += [
+        word
+        for key, value in settings.items()
+        if key != "plugins"
+        for word in ("--set", f"{key}={yaml_files.inline(value)}")
+    ]
     return PlannedRun(f"{label}-seed{seed}", label, config, shlex.join(words))

@@ -3,10 +3,13 @@
 import os
 import signal
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 
 import torch
 
@@ -15,6 +18,7 @@ from etag.experiments import yaml_files
 from etag.experiments.grid import PlannedRun
 
 STOP_SECONDS = 60.0  # for a run to reach its next checkpoint and stop
+WATCHED = "ETAG_STOP_WITH_PARENT"  # set for a run whose standard input is a pipe from the process that started it
 
 
 def visible_devices() -> list[str]:
@@ -32,12 +36,14 @@ class LocalJob:
         out.parent.mkdir(parents=True, exist_ok=True)
         recipe, self._log = out.with_name(f"{out.name}.yaml"), out.with_name(f"{out.name}.log")
         write_atomically(recipe, yaml_files.write(run.config.to_json()))
-        env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {})
+        env = os.environ | {"OMP_NUM_THREADS": "1", WATCHED: "1"}
+        env |= {"PYTHONSAFEPATH": "1"}  # else `python -m` would import modules from the working directory
+        env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
         command = [sys.executable, "-m", "etag.cli", "run", str(recipe), "--out", str(out)]
         command += [word for file in run.config.plugins for word in ("--plugin", file)]
         with self._log.open("w") as log:
-            # in a session of its own: `stop` passes Ctrl-C on, once
-            self._process = Popen(command, env=env, stdout=log, stderr=STDOUT, stdin=DEVNULL, start_new_session=True)
+            # in a session of its own: `stop` passes Ctrl-C on, once; the pipe ends with this process: see `WATCHED`
+            self._process = Popen(command, env=env, stdout=log, stderr=STDOUT, stdin=PIPE, start_new_session=True)
 
     @property
     def running(self) -> bool:
@@ -49,7 +55,7 @@ class LocalJob:
         code = self._process.poll()
         if not code:
             return None if code is None else ""
-        lines = [line for line in self._log.read_text().splitlines() if line.strip()]
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1].removeprefix("error: ") if lines else f"it ended with exit code {code}"
 
     def stop(self) -> None:
@@ -60,6 +66,22 @@ class LocalJob:
                 self._process.wait(STOP_SECONDS)
             except TimeoutExpired:
                 self._process.kill()
+
+
+def stop_with_parent() -> None:
+    """In a run that `LocalJob` started: when the process that started it ends, even if it is killed, stop at the next
+    checkpoint, or at once if that takes too long. Elsewhere this does nothing."""
+    if WATCHED in os.environ:
+        threading.Thread(target=_wait_for_end_of_parent, daemon=True).start()
+
+
+def _wait_for_end_of_parent() -> None:
+    with suppress(OSError):
+        while os.read(0, 1):  # nobody writes: it returns nothing as soon as the other end of the pipe is closed
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_SECONDS)
+    os._exit(1)
 
 
 class LocalWorkers:

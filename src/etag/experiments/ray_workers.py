@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from etag.core.errors import EtagError
+from etag.experiments import plugins
 from etag.experiments.config import validate
 from etag.experiments.grid import PlannedRun
 from etag.experiments.run import run as execute
@@ -18,6 +19,7 @@ def _execute_run(config: dict[str, Any], out: str) -> str:
 
     torch.set_num_threads(1)
     try:
+        plugins.load(config["plugins"])  # the process that plans the runs was allowed to load them
         execute(validate(config), Path(out))
     except EtagError as error:
         return str(error)

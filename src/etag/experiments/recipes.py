@@ -1,11 +1,15 @@
 """Recipes, presets and grids: YAML files that come with the package; the path of a file works in place of a name."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from etag.core.errors import EtagError, unknown_name
 from etag.core.options import merge
+from etag.core.text import brief
 from etag.experiments import yaml_files
+
+MAX_EXTENDED = 50  # files that one recipe is put together from
 
 
 def folder() -> Path:
@@ -62,23 +66,38 @@ def _find(kind: str, name: str, known: dict[str, Path]) -> Path:
     """The known file of this name, or else the file at this path."""
     if name in known:
         return known[name]
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.suffix not in {".yaml", ".yml"}:
         raise unknown_name(kind, name, known)
-    if not path.is_file():
-        raise EtagError(f"the {kind} file '{name}' does not exist.")
+    if not os.path.isfile(path):
+        raise EtagError(f"the {kind} file {brief(name)} does not exist, or is not a file.")
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A recipe's content, laid over that of the recipes it extends."""
+def _read(path: Path, opened: list[Path] | None = None) -> dict[str, Any]:
+    """A recipe's content, laid over that of the recipes it extends; `opened` lists the files that were read so far."""
+    opened = [] if opened is None else opened
+    opened.append(path)
+    if len(opened) > MAX_EXTENDED:
+        raise EtagError(f"{opened[0]} extends more than {MAX_EXTENDED} recipes: does one of them extend itself?")
     content = yaml_files.read(path)
     content.pop("summary", None)
     merged: dict[str, Any] = {}
     extended = content.pop("extends", [])
-    for name in [extended] if isinstance(extended, str) else extended:
+    names = [extended] if isinstance(extended, str) else extended
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise EtagError(f"{path}: 'extends' must name a recipe, or a list of them, but is {brief(extended)}.")
+    for name in names:
         other = path.parent / f"{name}.yaml"
-        if not other.is_file():
-            raise EtagError(f"{path} extends '{name}', but {other} does not exist.")
-        merged = merge(merged, _read(other))
+        if not os.path.isfile(other):
+            raise EtagError(f"{path} extends {brief(name)}, but there is no such file beside it: it does not exist.")
+        if not other.resolve().is_relative_to(_home(path)):
+            raise EtagError(f"{path} extends {brief(name)}, which is outside the folder of this recipe.")
+        merged = merge(merged, _read(other, opened))
     return merge(merged, content)
+
+
+def _home(path: Path) -> Path:
+    """The folder that a recipe may extend recipes of: its own, or all recipes of the package."""
+    own, all_recipes = path.resolve().parent, folder().resolve()
+    return all_recipes if own.is_relative_to(all_recipes) else own

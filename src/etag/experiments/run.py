@@ -1,6 +1,5 @@
 """One run: a scenario learned task by task, evaluated after each, and written to its directory."""
 
-import json
 import os
 import platform
 from collections.abc import Sequence
@@ -13,9 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
-from etag.core.errors import EtagError
 from etag.core.evaluation import Evaluation
 from etag.core.scenario import Scenario, Task
+from etag.core.text import printable
 from etag.core.work import Callback
 from etag.data.preprocess import Preprocess
 from etag.data.rows import pick_rows
@@ -28,8 +27,8 @@ from etag.experiments.run_directory import RunDirectory
 from etag.learner.callbacks import closing_all, create_callbacks
 from etag.learner.config import LearnerConfig, create_method, parameter_counts
 from etag.learner.learner import Learner, LearnOptions
-from etag.learner.model_directory import Lesson, ModelInfo
 from etag.learner.stopping import Stop
+from etag.learner.versions import Lesson, ModelInfo
 from etag.methods.abilities import GeneratesImages
 from etag.methods.base import AnyMethod
 
@@ -47,9 +46,8 @@ def run(
     if restart or not directory.finished(config):
         launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
     elif verbose:
-        print(f"'{out}' already contains this run, finished; use --restart to run it again.")
-    metrics: dict[str, Any] = json.loads(directory.metrics.read_text())
-    return metrics
+        print(printable(f"'{out}' already contains this run, finished; use --restart to run it again."))
+    return directory.read_metrics()
 
 
 def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose: bool) -> None:
@@ -57,36 +55,31 @@ def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose:
     console = Console(quiet=not (verbose and runtime.leader), highlight=False)
     scenario, preprocess = build_scenario(config.data, config.split, config.seed)
     directory = RunDirectory(out)
-    fresh = restart or not directory.model.exists()
+    untrained = restart or directory.restarting or not directory.model.exists()  # no task is finished
     method, about = _new(runtime, config, scenario, preprocess)
-    if fresh and (loaded := method.load_weights()):  # before --restart deletes the old run: an error if they do not fit
-        console.print(str(loaded), markup=False)
+    # loaded here, so that weights that do not fit raise an error before --restart deletes the old run
+    if untrained and (loaded := method.load_weights()):
+        console.print(printable(str(loaded)), markup=False)
     with ExitStack() as stack:
         if runtime.leader:
             stack.enter_context(directory.locked())
             directory.begin(config, restart)
         runtime.fabric.barrier()
-        if not fresh:
-            method, about = _resumed(runtime, directory)
+        if not untrained:
+            with directory.resuming():
+                method, about = directory.model.load_method(runtime.placement)
         _learn(runtime, config, directory, method, about, scenario, console)
 
 
 def _new(
     runtime: Runtime, config: RunConfig, scenario: Scenario, preprocess: Preprocess
 ) -> tuple[AnyMethod, ModelInfo]:
-    """An untrained method for a scenario, and what its model directory starts with."""
+    """An untrained method for a scenario, and its `ModelInfo`, still without lessons (it is saved as about.json)."""
     classes, channels = len(scenario.classes), scenario.channels
     method = create_method(config, runtime.placement, preprocess, channels=channels, classes=classes)
     method.check(scenario.new_classes_per_task)
     learner = LearnerConfig.from_json(config.to_json())
     return method, ModelInfo(learner.to_json(), preprocess, channels, expected_classes=classes)
-
-
-def _resumed(runtime: Runtime, directory: RunDirectory) -> tuple[AnyMethod, ModelInfo]:
-    try:
-        return directory.model.load_method(runtime.placement)
-    except EtagError as error:
-        raise EtagError(f"'{directory.path}' cannot be resumed: {error} Start again with --restart.") from error
 
 
 def _learn(
@@ -128,8 +121,6 @@ def _learn(
     if runtime.leader:
         history = learner.about.history
         metrics = run_metrics(history, scenario) | _identity(config, method.remarks()) | _sizes(method, scenario)
-        directory.model.drop_versions()  # again, in case an earlier process was killed right after its last save
-        directory.model.clear_unfinished()
         directory.finish(metrics)
 
 

@@ -1,7 +1,6 @@
 """The directory of a run: a model directory, and beside it the run's configuration, log and metrics."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -14,13 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from etag.core.errors import EtagError
-from etag.core.files import is_partial, locked, write_atomically
+from etag.core.files import is_partial, locked, make_folder, read_file, remove, remove_partial, write_atomically
 from etag.core.options import dotted
 from etag.experiments import yaml_files
 from etag.experiments.config import RunConfig
-from etag.learner.model_directory import ModelDirectory
-
-LOCK = ".lock"
+from etag.learner.model_directory import LOCK, ModelDirectory
 
 
 class RunDirectory:
@@ -31,13 +28,15 @@ class RunDirectory:
         self.config, self.metrics = path / "config.yaml", path / "metrics.json"
         self.steps, self.versions = path / "steps.jsonl", path / "versions"
         self.features = path / "features"  # of some test images, one file per task
+        self._restarting = path / "restarting"  # a marker: --restart is deleting the run
         self.generated = path / "generated"  # images that show what a generator generates, one file per task
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out; the directory is created if it does not exist."""
-        if self._content() and not self.config.is_file():
+        if self._content() and not (self.config.is_file() or self.restarting):
             raise EtagError(f"'{self.path}' exists and is not a run directory: choose another one with --out.")
+        self.model.check_links()
         with locked(self.path / LOCK, f"another process is using '{self.path}': wait for it, or choose --out."):
             yield
 
@@ -47,26 +46,58 @@ class RunDirectory:
             return [self.path] if self.path.exists() else []
         return [path for path in self.path.iterdir() if path.name != LOCK and not is_partial(path)]
 
+    @property
+    def restarting(self) -> bool:
+        """Whether --restart was killed while it deleted the run that was here."""
+        return self._restarting.is_file()
+
     def begin(self, config: RunConfig, restart: bool) -> None:
         """Prepare the directory: a run of the same configuration is resumed, any other replaced only on `restart`."""
-        for path in filter(is_partial, self.path.rglob("*")):
-            path.unlink()
+        for folder in (self.path, self.features, self.generated):
+            remove_partial(folder)
+        if restart or self.restarting:
+            self._delete_run()
         if self._content():
-            if not restart:
-                self.check(config)
-                self.versions.mkdir(exist_ok=True)  # a killed process may have written only `config`
-                return
-            for path in self._content():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        write_atomically(self.config, yaml_files.write(config.to_json()))
-        self.versions.mkdir()
+            self.check(config)
+            make_folder(self.versions)  # a killed process may have written only `config`
+            with self.resuming():
+                self.model.recover()
+        else:
+            write_atomically(self.config, yaml_files.write(config.to_json()))
+            make_folder(self.versions)
+
+    @contextmanager
+    def resuming(self) -> Iterator[None]:
+        """Errors inside the `with` block say that the run can be started again."""
+        try:
+            yield
+        except EtagError as error:
+            raise EtagError(f"'{self.path}' cannot be resumed: {error} Start again with --restart.") from error
+
+    def _delete_run(self) -> None:
+        """Delete everything. A marker is written first and removed last: the next command completes a deletion that was
+        killed. `current` is deleted before the rest, so that nobody predicts with half a model."""
+        write_atomically(self._restarting, "")
+        remove(self.model.path / "current")
+        for path in self._content():
+            if path != self._restarting:
+                remove(path)
+        remove(self._restarting)
 
     def finished(self, config: RunConfig) -> bool:
         """Whether it holds this run, complete."""
-        if not (self.config.is_file() and self.metrics.is_file()):
+        if self.restarting or not (self.config.is_file() and self.metrics.is_file()):
             return False
         self.check(config)
         return True
+
+    def read_metrics(self) -> dict[str, Any]:
+        """The content of metrics.json."""
+        try:
+            metrics: dict[str, Any] = json.loads(read_file(self.metrics))
+        except (OSError, ValueError) as error:
+            raise EtagError(f"'{self.metrics}' cannot be read: {error}. Run it again with --restart.") from error
+        return metrics
 
     def check(self, config: RunConfig) -> None:
         """Raise an error if it holds a run of another configuration."""
@@ -94,14 +125,14 @@ class RunDirectory:
         image = Image.fromarray(values[..., 0] if values.shape[2] == 1 else values)
         buffer = BytesIO()
         image.save(buffer, format="png", optimize=True)
-        self.generated.mkdir(exist_ok=True)
+        make_folder(self.generated)
         write_atomically(self.generated / f"task-{task + 1:03}.png", buffer.getvalue())
 
     def save_features(self, task: int, features: Tensor, labels: Tensor) -> None:
         """Save features of test images after a task."""
         buffer = BytesIO()
         np.savez_compressed(buffer, features=features.half().cpu().numpy(), labels=labels.cpu().numpy())
-        self.features.mkdir(exist_ok=True)
+        make_folder(self.features)
         write_atomically(self.features / f"task-{task + 1:03}.npz", buffer.getvalue())
 
     def finish(self, metrics: dict[str, Any]) -> None:

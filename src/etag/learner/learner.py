@@ -16,8 +16,9 @@ from etag.engine.runtime import Runtime
 from etag.evaluation.evaluate import evaluate, predictions_pass
 from etag.learner.calibration import Calibration, calibrate
 from etag.learner.checkpoints import TaskCheckpointer
-from etag.learner.model_directory import Lesson, ModelDirectory, ModelInfo, Name
+from etag.learner.model_directory import ModelDirectory
 from etag.learner.stopping import Stop
+from etag.learner.versions import Lesson, ModelInfo, Name
 from etag.methods.abilities import CanUpdate
 from etag.methods.base import AnyMethod
 
@@ -28,8 +29,8 @@ def print_nothing(_: str) -> None:
 
 class Learner:
     """Learns one task per call of `learn`: begins it, runs its phases with checkpoints, ends, evaluates and saves it.
-    It may run in any thread; `stop.request()` interrupts it at its next checkpoint. Without a directory nothing is
-    saved, for estimates and tests."""
+    It may run in any thread; `stop.request()` makes it save a checkpoint within a few steps and stop. Without a
+    directory nothing is saved, for estimates and tests."""
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class Learner:
             evaluation=evaluation,
         )
         changes: dict[str, Any] = {"task_sizes": tuple(self.method.task_sizes), "pinned": options.pinned}
+        changes["keep_versions"] = options.keep_versions
         if not options.update:
             changes["classes"] = (*self.about.classes, *options.names)
         if self.calibration is not None:

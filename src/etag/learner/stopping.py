@@ -16,8 +16,8 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A request to stop at the next checkpoint; a second signal stops at once, without saving. If one of several
-    processes gets the signal, `max_over_processes` tells all, so that they stop at the same point."""
+    """A request to save a checkpoint as soon as possible and stop; a second signal stops at once, without saving. If
+    one of several processes gets the signal, `max_over_processes` tells all, so that they stop at the same point."""
 
     def __init__(self, max_over_processes: Callable[[int], int] = int) -> None:
         self.signal_number, self.max_over_processes = 0, max_over_processes

@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from etag.core.files import checksum, write_atomically
+from etag.core.files import checksum, make_folder, read_file, remove, write_atomically
 
 # what damaged or hostile files raise when they are read
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError)
@@ -24,13 +24,13 @@ class TensorFiles:
         data = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
         name = checksum(data)
         if not self.path(name).is_file():
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
             write_atomically(self.path(name), data)
         return name
 
     def read(self, name: str) -> dict[str, Tensor]:
         """The tensors stored under a name."""
-        data = self.path(name).read_bytes()
+        data = read_file(self.path(name))
         if checksum(data) != name:
             raise ValueError(f"{self.path(name).name} is damaged")
         return load(data)
@@ -39,8 +39,9 @@ class TensorFiles:
         """The path of a stored file; folders in `name` are ignored, so it is never outside this one."""
         return self._folder / f"{Path(str(name)).name}.safetensors"
 
-    def remove_all_but(self, names: Collection[str]) -> None:
-        """Delete the files that nothing names any more."""
-        for path in self._folder.glob("*.safetensors"):
-            if path.stem not in names:
-                path.unlink()
+    def remove_all_but(self, names: Collection[str]) -> bool:
+        """Delete the files that nothing names any more; returns whether there were any."""
+        unused = [path for path in self._folder.glob("*.safetensors") if path.stem not in names]
+        for path in unused:
+            remove(path)
+        return bool(unused)

@@ -1,4 +1,4 @@
-"""Embedding distillation: Eqs. (2), (3) and (4)."""
+"""Losses of embedding distillation, Eqs. (2) and (4), and of feature distillation, Eq. (3)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -23,11 +23,11 @@ def feature_distance(
 
 
 def auxiliary_divergence(student: Sequence[Tensor], teacher: Sequence[Tensor], tau: float) -> Tensor:
-    """Eq. (4): tau^2 KL(teacher || student) at temperature tau, summed over stages, averaged over views. A student with
-    more outputs than the teacher is compared on its first ones only, those that the teacher has."""
+    """Eq. (4): tau^2 KL(teacher || student) at temperature tau, summed over stages, averaged over views. Student
+    and teacher have equally many outputs, because auxiliaries gain none after the base task."""
     terms = []
     for new, old in zip(student, teacher, strict=True):
         log_p = functional.log_softmax(old / tau, dim=1)
-        log_q = functional.log_softmax(new[:, : old.shape[1]] / tau, dim=1)
+        log_q = functional.log_softmax(new / tau, dim=1)
         terms.append(functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True))
     return tau**2 * torch.stack(terms).sum()

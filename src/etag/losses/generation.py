@@ -28,11 +28,12 @@ def reparameterize(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
     return mean + noise * torch.exp(0.5 * log_variance)
 
 
-def squared_error(generated: Tensor, target: Tensor, half: bool = True, per_row: bool = True) -> Tensor:
+def squared_error(generated: Tensor, target: Tensor, half: bool = True, mean_over_rows: bool = True) -> Tensor:
     """-log p(f | y, z), second line of Eq. (6), and Eq. (7): half the squared distance, summed over the feature,
-    averaged over rows. The release omits the half (`half=False`) and sums over rows in Eq. (7) (`per_row=False`)."""
+    averaged over rows. The release omits the half (`half=False`), and in Eq. (7) sums over rows
+    (`mean_over_rows=False`)."""
     error = (generated - target).square().sum()
-    return error * ((0.5 if half else 1.0) / (len(generated) if per_row else 1))
+    return error * ((0.5 if half else 1.0) / (len(generated) if mean_over_rows else 1))
 
 
 def pixel_cross_entropy(generated: Tensor, target: Tensor) -> Tensor:

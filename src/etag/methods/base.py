@@ -35,18 +35,6 @@ from etag.models.prediction import HeadRule, PerTaskRule, PredictionRule
 from etag.models.solver import FeatureCollector, Teacher, build_solver
 from etag.models.weights import WeightsReport, load_weights
 
-# the names of what a method may store from task to task: the keys of `Method.parts`
-ROLES = {
-    "solver": "the network that classifies, with its auxiliary classifiers",
-    "generator": "a network that generates features or images",
-    "importance": "one number per backbone weight",
-    "scores": "mean scores per class",
-    "prototypes": "mean features per class",
-    "exemplars": "images",
-    "scale": "mean and deviation of each feature",
-    "optimizer_state": "the optimizer's state of each parameter",
-}
-
 
 class MethodOptions(Options):
     """Options of every method."""
@@ -149,7 +137,8 @@ class Method(ABC, Generic[OptionsT]):
     has_e_variant: ClassVar[bool] = True  # whether `e` + name exists
     outputs_per_class: ClassVar[int] = 1  # of the head
     learns_domains: ClassVar[bool] = False  # whether it can learn tasks that bring no new class
-    transforms: ViewTransforms = IDENTITY  # the views of a step: those of its own terms, or of embedding distillation
+    # the views that each step makes of its images: the method's own (PASS), or those of embedding distillation
+    transforms: ViewTransforms = IDENTITY
 
     def __init__(self, options: OptionsT, context: Context) -> None:
         self.options, self.context = options, context
@@ -247,7 +236,7 @@ class Method(ABC, Generic[OptionsT]):
         """Add outputs for new classes to everything that has one per class."""
         self.task_sizes.append(classes)
         stream, first = self.stream("grow"), len(self.task_sizes) == 1
-        if new := self.new_outputs(classes):
+        if new := self.new_head_classes(classes):
             self.solver.head.grow(new * self.outputs_per_class, stream.torch_generator("head"))
             if self.generator is not None:
                 self.generator.add_classes(new, stream)
@@ -257,8 +246,9 @@ class Method(ABC, Generic[OptionsT]):
         elif self.embedding is not None:
             self.embedding.remove_last_stage_auxiliary(self.solver)
 
-    def new_outputs(self, classes: int) -> int:
-        """How many classes the head gains for `classes` new ones; a fixed head gains all at the first task."""
+    def new_head_classes(self, classes: int) -> int:
+        """How many classes the head gains when a task brings `classes` new ones; a fixed head gains the classes of
+        all tasks at the first task, and none later."""
         if self.options.head.growth == "growing":
             return classes
         return self.context.classes if len(self.task_sizes) == 1 else 0
@@ -293,9 +283,9 @@ class Method(ABC, Generic[OptionsT]):
         return [] if self.embedding is None else self.embedding.terms(task, self.solver)
 
     def solver_phase(self, task: Task, terms: Sequence[Term], *, train_old_rows: bool | None = None) -> Phase:
-        """Train the solver on the task's images and stored exemplars, with these terms and those of embedding
-        distillation. `train_old_rows` says whether the head's rows of old classes are trained; by default they are,
-        unless each task has its own head."""
+        """Train the solver on the task's images and stored exemplars, with these terms and those that `embedding_terms`
+        returns (none where the method lists them itself, as eTag does). `train_old_rows` says whether the head's rows
+        of old classes are trained; by default they are, unless each task has its own head."""
         training = self.context.train.for_task(task.index)
         task, held_out = task.holding_out(training.validation)
         e = self.embedding
@@ -353,7 +343,8 @@ class Method(ABC, Generic[OptionsT]):
         )
 
     def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
-        """The solver's features of images, in order: of one pass without augmentation, or of several augmented ones."""
+        """The work of computing the solver's features of images, in their order: in one pass over them without
+        augmentation, or in `augmented_passes` passes with it."""
         batches = self.pass_batches(name, images, augment=augmented_passes > 0)
         return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 
@@ -395,8 +386,8 @@ class Method(ABC, Generic[OptionsT]):
 
     @property
     def cannot_continue_after_run(self) -> bool:
-        """Whether the model of a finished run cannot learn more, because its generator is not trained after the last
-        task."""
+        """Whether the model of a finished run cannot learn more, because its last task does not train the
+        generator."""
         return False
 
     def remarks(self) -> dict[str, str]:

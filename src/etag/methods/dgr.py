@@ -40,7 +40,7 @@ class ImageAdversarialOptions(AdversarialOptions):
 
     latent: PositiveInt = Field(100, description="size of the latent code")
     hidden: PositiveInt = Field(400, description="width of the hidden layers")
-    last_task: bool = Field(True, description="train the generator after the last task too")
+    last_task: bool = Field(True, description="train the generator in the last task too")
     feature_passes: PositiveInt = Field(1, description="passes over the task's images whose pixels are cached")
 
 
@@ -94,7 +94,7 @@ class DGR(Method[DgrOptions]):
             terms.append(image_replay_term(task, head, self.replay(task, head), 1 - new_weight))
         yield self.solver_phase(task, terms)
         generator = self.image_generator
-        if not generator.trains_after(task, self.context.classes):
+        if not generator.trains_in(task, self.context.classes):
             return
         batches = self.pass_batches("pixels", task.train, augment=generator.augmented_passes > 1)
         result = yield DataPass("pixels", Pixels(self.context.preprocess), batches, epochs=generator.augmented_passes)
@@ -121,7 +121,7 @@ class DGR(Method[DgrOptions]):
     @property
     def cannot_continue_after_run(self) -> bool:
         """Whether the generator is not trained after the last task."""
-        return not self.image_generator.trains_after_last_task
+        return not self.image_generator.trains_in_last_task
 
     @torch.no_grad()
     def generate_images(self, rows: int, columns: int) -> Tensor | None:

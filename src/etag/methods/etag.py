@@ -33,8 +33,8 @@ GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | Prototype
 class EtagOptions(MethodOptions):
     """Options of eTag; the defaults follow the paper (docs/fidelity.md has every choice and its reason)."""
 
-    # repeats the default of `embedding` below: `resolve` must know it (for a preset's section `with_embedding`) before
-    # pydantic fills in defaults
+    # `embedding` is on by default (see the field below). It is repeated here for `resolve`: before pydantic has filled
+    # in any defaults, it must know whether embedding distillation is on, for a preset's section `with_embedding`
     changed_defaults: ClassVar[dict[str, Any]] = {"embedding": {}}
     batch_norm: Literal["train", "frozen"] = Field("frozen", description="BatchNorm statistics after the base task")
     embedding: EmbeddingOptions | None = Field(EmbeddingOptions(), description="embedding distillation; null: none")
@@ -99,7 +99,7 @@ class ETag(Method[EtagOptions]):
         yield self.solver_phase(task, self.solver_terms(task))
         generator = require(self.generator)
         refit = self.options.refit if task.index else None
-        learns = generator.trains_after(task, self.context.classes)
+        learns = generator.trains_in(task, self.context.classes)
         if refit is None and not learns:
             return
         result = yield self.features_pass("features", task.train, generator.augmented_passes)
@@ -181,8 +181,8 @@ class ETag(Method[EtagOptions]):
 
     @property
     def cannot_continue_after_run(self) -> bool:
-        """True if the generator is not trained after the last task."""
-        return not require(self.generator).trains_after_last_task
+        """True if the last task does not train the generator."""
+        return not require(self.generator).trains_in_last_task
 
     def forget(self, label: int) -> None:
         """Remove a class from head, auxiliaries and generator."""

@@ -63,7 +63,7 @@ class FrozenFeatureMethod(Method[OptionsT]):
                 "leave method.embedding out."
             )
 
-    def new_outputs(self, classes: int) -> int:
+    def new_head_classes(self, classes: int) -> int:
         """The head gets the base classes, if it is to train the backbone."""
         return classes if len(self.task_sizes) == 1 and self.options.features.source == "base" else 0
 

@@ -39,9 +39,9 @@ C = TypeVar("C", bound=type[AnyMethod])
 
 
 def method(name: str, info: MethodInfo, sections: Sequence[str] = ()) -> Callable[[C], C]:
-    """Decorator: register a method under its name. `sections` names the sections of a recipe's `methods` that apply to
-    it, in order; by default those of its parent class and its own. If it names another method, that section of the
-    recipe is used, but not the defaults in that method's class."""
+    """Decorator: register a method under its name. Without `sections`, `resolve` applies the recipe sections
+    (`methods.NAME`) and `changed_defaults` of the parent class, then those of the method. With `sections`, it applies
+    the recipe sections named there, in that order, and no `changed_defaults` but the method's own."""
 
     def register(cls: C) -> C:
         own = (name, cls.Options.changed_defaults)

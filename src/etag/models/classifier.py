@@ -36,7 +36,7 @@ class Classifier(nn.Module):
         return (scores / self.temperature).log_softmax(1)
 
     def describe(self) -> dict[str, Any]:
-        """The structure as JSON values, from which `empty` builds the same classifier."""
+        """The structure as JSON values, from which `without_weights` builds the same classifier."""
         return {
             "model": self._model.model_dump(mode="json", exclude={"weights"}),
             "channels": self._channels,
@@ -47,16 +47,12 @@ class Classifier(nn.Module):
         }
 
     @classmethod
-    def empty(cls, values: dict[str, Any]) -> Self:
-        """A classifier of the described structure whose weights are not set: load a state dict into it."""
+    def without_weights(cls, values: dict[str, Any]) -> Self:
+        """A classifier of the described structure on the meta device: its tensors have shapes, but no memory. Load
+        state dicts into it with `assign=True`."""
         model, channels, size = ModelOptions.model_validate(values["model"]), values["channels"], values["size"]
-        with torch.device("meta"):  # nothing is computed or drawn for weights that are about to be loaded
+        with torch.device("meta"):
             backbone, rule = new_backbone(model, channels, size, values["signed"]), build_empty(values["rule"])
             if not isinstance(rule, PredictionRule):
                 raise ValueError("the saved classifier has no prediction rule")
-            classifier = cls(backbone, rule, model, channels, size, values["temperature"])
-        classifier.to_empty(device="cpu").eval()
-        for parameter in classifier.parameters():
-            if parameter.ndim == 4:  # the layout of training, so that scores are equal to the last bit
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        return classifier
+            return cls(backbone, rule, model, channels, size, values["temperature"]).eval()

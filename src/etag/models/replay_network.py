@@ -29,7 +29,7 @@ class ClassGaussians(nn.Module):
         return self.means[labels] + noise * torch.exp(0.5 * self.log_variances[labels])
 
     def log_density(self, codes: Tensor, class_probabilities: Tensor) -> Tensor:
-        """Return log p of each code under a mixture of the Gaussians; `shares` are its weights (rows, classes)."""
+        """Return log p of each code under a mixture of Gaussians with weights `class_probabilities` (rows, classes)."""
         distance = (codes[:, None] - self.means).square() * torch.exp(-self.log_variances)
         log_p = -0.5 * (distance + self.log_variances + math.log(2 * math.pi)).sum(2)
         return torch.logsumexp(log_p + class_probabilities.log(), dim=1)
@@ -52,7 +52,7 @@ class Gate(nn.Module):
         self.masks = torch.cat([self.masks, (order >= round(self._silent * units)).to(self.masks)])
 
     def forward(self, units: Tensor, class_probabilities: Tensor) -> Tensor:
-        """Return the units times their class's mask, or the mean of masks weighted by `shares` (rows, classes)."""
+        """Return the units times the mean of the masks, weighted by `class_probabilities` (rows, classes)."""
         return units * (class_probabilities @ self.masks)
 
 
@@ -90,7 +90,7 @@ class ReplayNetwork(nn.Module):
         return logits
 
     def decode(self, codes: Tensor, class_probabilities: Tensor) -> Tensor:
-        """Return the generated feature of each code; `shares` (rows, classes) are its weights over the classes."""
+        """Return the generated feature of each code, whose class is given by `class_probabilities` (rows, classes)."""
         hidden = self.gate_in(functional.relu(self.decoder_in(codes)), class_probabilities)
         generated: Tensor = self.decoder_out(self.gate(functional.relu(self.decoder(hidden)), class_probabilities))
         return generated

@@ -38,7 +38,7 @@ class Solver(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
         self.auxiliaries: Modules[Auxiliary] = Modules()
-        # whether BatchNorm statistics of the backbone follow all views, or the images only
+        # whether BatchNorm of the backbone normalizes images and other views as one batch, or as two (`_separate`)
         self.views_in_statistics = False
 
     def add_auxiliaries(self, count: int, stream: Stream, short: bool = False) -> None:
@@ -63,8 +63,7 @@ class Solver(nn.Module):
 
     def forward(self, views: Tensor | Views, need: Need) -> Outputs:
         """The needed outputs of one pass over images, or over images and their views. The last stage, which is
-        expensive, gets the other views only if a term needs their features; the terms of embedding distillation do
-        not."""
+        expensive, gets the other views only if a term needs their features or an auxiliary is behind it."""
         outputs = Outputs()
         auxiliaries = self._auxiliaries_for(need)
         if isinstance(views, Tensor):
@@ -96,10 +95,11 @@ class Solver(nn.Module):
         return outputs
 
     def _separate(self, need: Need) -> bool:
-        """Whether the images pass the stages separately from their other views: (a) if BatchNorm uses batch statistics
-        and only the auxiliaries need the other views: in one batch with the images, the views would change the
-        statistics and so the features that the head sees; (b) if stage maps are returned: LwM takes the gradient with
-        respect to a map, which must be the very tensor that enters the next stage."""
+        """Whether the images and their other views pass the stages as two batches. (a) Yes while BatchNorm uses batch
+        statistics, unless `views_in_statistics` is set or a term needs features of the other views. Each batch is then
+        normalized by its own statistics, and only the images update the running ones: the views do not change the
+        features that the head sees. (b) Always if stage maps are returned: LwM takes the gradient with respect to a
+        map, which must be the very tensor that enters the next stage."""
         if need & Need.STAGES:
             return True
         batch_statistics = uses_batch_statistics(self.backbone)

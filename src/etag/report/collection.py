@@ -12,7 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from etag.core.errors import EtagError
 from etag.core.options import file_error
+from etag.core.reading import read_text
 from etag.experiments import recipes, yaml_files
+from etag.experiments.grid import MAX_RUNS
 from etag.experiments.paper import published
 from etag.report.groups import RunGroup, check_comparable, group_runs
 from etag.report.records import RunRecord, read_run
@@ -29,6 +31,11 @@ class PlannedBlock(BaseModel):
     splits: list[str] | None = None
     seeds: list[int] = [0, 1, 2]
     variants: dict[str, Any] = {"": {}}
+
+    @property
+    def count(self) -> int:
+        """The number of its planned runs."""
+        return len(self.seeds) * len(self.splits or [""]) * len(self.methods) * len(self.variants)
 
     def names(self) -> Iterator[tuple[str | None, str]]:
         """Split and directory name of each planned run; the split is None where it cannot be known."""
@@ -167,7 +174,8 @@ def _group(runs: Sequence[RunRecord], title_is_unique: bool, grids: dict[Path, G
 
 def _grid(folder: Path) -> GridFolder:
     path = folder / GRID
-    content = yaml_files.read(path)
+    text = read_text(path, yaml_files.MAX_BYTES)
+    content = yaml_files.parse_mapping(text, str(path))
     blocks = content.get("runs", [{}])
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise EtagError(f"{path}: 'runs' must be a list of blocks, each with its methods, seeds and so on.")
@@ -175,8 +183,10 @@ def _grid(folder: Path) -> GridFolder:
         file = GridFile.model_validate(content | {"blocks": [content | block for block in blocks]})
     except ValidationError as error:
         raise file_error(error, str(path)) from error
+    if sum(block.count for block in file.blocks) > MAX_RUNS:
+        raise EtagError(f"{path} describes more than {MAX_RUNS:,} runs.")
     for column in file.paper.values():
         if column not in published().table1:
             known = ", ".join(published().table1)
             raise EtagError(f"{path}: the paper's Table 1 has no column '{column}', only {known}.")
-    return GridFolder(folder, path.read_text(), file)
+    return GridFolder(folder, text, file)

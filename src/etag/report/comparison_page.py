@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from etag.core.errors import EtagError
+from etag.core.reading import read_limited
 from etag.report import figures, page_figures, results, studies
 from etag.report.collection import Collection, is_run, named_runs, read_collection, relative
 from etag.report.groups import RunGroup, check_reference, styled
@@ -18,6 +19,7 @@ from etag.report.records import RunRecord
 from etag.report.tables import Table, rows_csv
 
 COMMAND = "command.txt"  # `etag bench` writes it into the directory of a run
+MAX_COMMAND = 1 << 20  # bytes of it
 T = TypeVar("T")
 
 
@@ -180,4 +182,6 @@ def _link(run: RunRecord, start: Path) -> str:
 
 def _command(run: RunRecord, start: Path) -> str:
     file = run.path / COMMAND
-    return file.read_text().strip() if file.is_file() else f"etag run {relative(run.path / 'config.yaml', start)}"
+    if not file.is_file():
+        return f"etag run {relative(run.path / 'config.yaml', start)}"
+    return read_limited(file, MAX_COMMAND).decode(errors="replace").strip()

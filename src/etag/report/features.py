@@ -4,6 +4,7 @@ import zipfile
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,13 @@ import numpy.typing as npt
 import torch
 
 from etag.core.errors import EtagError
+from etag.core.reading import read_limited
+from etag.core.text import data_size
 from etag.data.rows import pick_rows
 from etag.report.records import RunRecord, task_files
 
 FOLDER = "features"
+MAX_BYTES = 1 << 26  # of a file, and of its arrays: a run saves a few megabytes
 UNREADABLE = (
     *(OSError, ValueError, KeyError, EOFError, MemoryError, AttributeError, TypeError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error),
@@ -51,8 +55,12 @@ def tsne_of_some_tasks(run: RunRecord) -> dict[int, TsnePoints]:
 
 def read_features(path: Path, classes: int) -> tuple[Values, Labels]:
     """The arrays `features` (n, d) and `labels` (n), all labels below `classes`; nothing is unpickled."""
+    data = read_limited(path, MAX_BYTES)
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
+                raise _damaged(path, f"its arrays have more than {data_size(MAX_BYTES)}")
+        with np.load(BytesIO(data), allow_pickle=False) as content:
             values, labels = content["features"], content["labels"]
     except UNREADABLE as error:
         raise _damaged(path, "it does not hold the arrays 'features' and 'labels'") from error

@@ -58,7 +58,8 @@ def write_file(path: Path, content: str | bytes) -> Path:
     """Write a file, and create the folders that it is in; returns its path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+        # a path that is shown may have bytes that are no letters
+        write_atomically(path, content.encode(errors="backslashreplace") if isinstance(content, str) else content)
     except OSError as error:
         raise EtagError(f"The report {path} cannot be written: {error.strerror}.") from error
     return path

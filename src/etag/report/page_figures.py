@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from etag.core.text import duration, fixed, percent
+from etag.experiments.grid import NOT_IN_NAMES
 from etag.report import figures
 from etag.report import style as styles
 from etag.report.features import TsnePoints, tsne_of_some_tasks
@@ -329,6 +330,6 @@ def feature_figures(group: RunGroup) -> tuple[list[InlineFigure], Key]:
 
 def _named(kind: str, group: RunGroup, figure: InlineFigure, run: RunRecord | None = None) -> InlineFigure:
     """The figure with a name for its files and the group in its caption; `run` is the one it shows, if only one."""
-    labels = [member.label.replace("/", "-") for member in group.all if any(run is own for own in member.runs)]
-    name = "-".join([kind, *labels, group.slug])
+    labels = [member.label for member in group.all if any(run is own for own in member.runs)]
+    name = NOT_IN_NAMES.sub("-", "-".join([kind, *labels, group.slug]))
     return replace(figure, name=name, caption=f"{group.title}: {figure.caption}")

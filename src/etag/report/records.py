@@ -1,10 +1,9 @@
 """Reading run directories: every file is checked before anything is drawn from it."""
 
-import json
+import os
 import re
-from contextlib import suppress
+import warnings
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from io import BytesIO
 from itertools import accumulate
@@ -12,42 +11,60 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from PIL import Image
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
 from etag.core.errors import EtagError
 from etag.core.options import file_error
+from etag.core.reading import read_limited, read_text
 from etag.evaluation.metrics import METRICS, accuracy_after_each_task, stored_summary
 
-AccuracyRows = list[list[float | None]]  # `null` above the diagonal: those tasks came later
-Tasks = Annotated[list[NonNegativeInt], Field(min_length=1)]  # new classes of each task
+MAX_METRICS, MAX_CONFIG, MAX_STEPS, MAX_IMAGE = 1 << 26, 1 << 20, 1 << 28, 1 << 24  # bytes of the files of a run
+
+
+def _measured(value: float) -> float:
+    """An accuracy, or another number of that size; NaN where there is nothing to measure."""
+    if abs(value) > 1000:
+        raise ValueError("this is no fraction of 1")
+    return value
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Sentence = Annotated[str, Field(max_length=10_000)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]  # larger ones cannot be drawn exactly
+PositiveCount = Annotated[int, Field(gt=0, lt=2**53)]
+Fraction = Annotated[float, AfterValidator(_measured)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
+AccuracyRows = list[list[Fraction | None]]  # `null` above the diagonal: those tasks came later
+Tasks = Annotated[list[Count], Field(min_length=1)]  # new classes of each task
 
 
 class Metrics(BaseModel):
     """The content of `metrics.json`: everything that was measured in one finished run."""
 
-    method: str
-    data: str
-    split: str
-    seed: int
+    method: Name
+    data: Name
+    split: Name
+    seed: Count
     accuracy_matrix: AccuracyRows
     task_aware_matrix: AccuracyRows
     classes_per_task: Tasks
-    classes_in_task: list[PositiveInt] = Field(default_factory=list)  # new or not; empty: the new ones
-    class_names: list[str]
-    stored_values: dict[str, float] = Field(default_factory=dict)  # those of METRICS that the file has, by name
-    step_accuracy_weighted: list[float]
-    step_accuracy_plain: list[float]
-    train_seconds: list[float]
-    test_seconds: list[float]
-    parameters: int
-    parameters_by_part: dict[str, int]
-    stored_bytes: int
-    stored_bytes_by_part: dict[str, int]
-    confusion: list[list[NonNegativeInt]]
-    versions: dict[str, str]
-    machine: str
-    remarks: dict[str, str] = Field(default_factory=dict)
-    date: datetime
+    classes_in_task: list[PositiveCount] = Field(default_factory=list)  # new or not; empty: the new ones
+    class_names: Annotated[list[Sentence], Field(max_length=2**16)]
+    stored_values: dict[str, Fraction] = Field(default_factory=dict)  # those of METRICS that the file has, by name
+    step_accuracy_weighted: list[Fraction]
+    step_accuracy_plain: list[Fraction]
+    train_seconds: list[Seconds]
+    test_seconds: list[Seconds]
+    parameters: Count
+    parameters_by_part: dict[Name, Count] = Field(max_length=100)
+    stored_bytes: Count
+    stored_bytes_by_part: dict[Name, Count] = Field(max_length=100)
+    confusion: list[list[Count]]
+    versions: dict[Name, Name] = Field(max_length=100)
+    machine: Sentence
+    remarks: dict[Name, Sentence] = Field(default_factory=dict, max_length=100)
+    date: AwareDatetime
 
     @model_validator(mode="before")
     @classmethod
@@ -113,10 +130,10 @@ class Metrics(BaseModel):
 class LoggedStep(BaseModel):
     """One line of `steps.jsonl`; steps count from 1 in every phase of every task."""
 
-    task: int
-    phase: str
-    step: int
-    terms: dict[str, float]
+    task: Count
+    phase: Name
+    step: Count
+    terms: dict[Name, Loss] = Field(max_length=100)
 
 
 @dataclass(frozen=True)
@@ -133,23 +150,26 @@ class RunRecord:
 def read_run(path: Path, logs: bool = True) -> RunRecord:
     """Read a finished run. Only `metrics.json` must exist; without `logs`, only it and the configuration are read."""
     file = path / "metrics.json"
-    text = _text(file)
-    if text is None:
+    if not os.path.lexists(file):
         raise EtagError(f"'{path}' holds no finished run: {file} is missing.")
-    metrics = _parse(Metrics, text, file)
-    config = _text(path / "config.yaml") or ""
+    metrics = _parse(Metrics, _text(file, MAX_METRICS), file)
+    config = _text(path / "config.yaml", MAX_CONFIG)
     if not logs:
         return RunRecord(path, metrics, config, [], {})
-    return RunRecord(path, metrics, config, _read_steps(path / "steps.jsonl"), _read_generated(path / "generated"))
+    generated = _read_generated(path / "generated", metrics.tasks)
+    return RunRecord(path, metrics, config, _read_steps(path / "steps.jsonl"), generated)
 
 
-def _read_generated(folder: Path) -> dict[int, bytes]:
+def _read_generated(folder: Path, tasks: int) -> dict[int, bytes]:
     images: dict[int, bytes] = {}
-    for task, path in task_files(folder, "png").items():
-        data = path.read_bytes()
+    for task, path in list(task_files(folder, "png").items())[:tasks]:
+        data = read_limited(path, MAX_IMAGE)
         try:
-            Image.open(BytesIO(data)).verify()
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            with warnings.catch_warnings(action="error"), Image.open(BytesIO(data), formats=["PNG"]) as image:
+                if not all(image.size):
+                    raise ValueError("there is nothing in it")
+                image.verify()
+        except Exception as error:  # decoders raise anything
             raise EtagError(f"{path} is not a readable PNG image: remove it, or repeat the run.") from error
         images[task] = data
     return images
@@ -163,20 +183,18 @@ def task_files(folder: Path, ending: str) -> dict[int, Path]:
 
 def _read_steps(path: Path) -> list[LoggedStep]:
     steps = []
-    for line in (_text(path) or "").splitlines():
-        with suppress(json.JSONDecodeError):  # a run that was killed may leave half a line: skip it
-            json.loads(line)
-            steps.append(_parse(LoggedStep, line, path))
+    for line in _text(path, MAX_STEPS).splitlines():
+        try:
+            steps.append(LoggedStep.model_validate_json(line))
+        except ValidationError as error:
+            if error.errors()[0]["type"] != "json_invalid":  # a run that was killed may leave half a line: skip it
+                raise file_error(error, str(path)) from error
     return steps
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise EtagError(f"{path} cannot be read: {error}.") from error
+def _text(path: Path, limit: int) -> str:
+    """The text of a file; empty if there is none."""
+    return read_text(path, limit) if os.path.lexists(path) else ""
 
 
 R = TypeVar("R", bound=BaseModel)

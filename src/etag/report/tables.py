@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from io import StringIO
 from itertools import groupby
 
-from etag.core.text import MISSING, fixed
+from etag.core.text import MISSING, csv_cell, fixed, printable
 from etag.report.agreement import Spread
 
 BEST, SECOND = 1, 2
-MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_<"})
+MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_<[`"})
 LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -39,7 +39,7 @@ class Cell:
 
     def marked(self, best: str, second: str, escapes: dict[int, str]) -> str:
         """The text with its letters escaped, inside `best` or `second` if it has that rank."""
-        return {BEST: best, SECOND: second}.get(self.rank, "{}").format(self.text.translate(escapes))
+        return {BEST: best, SECOND: second}.get(self.rank, "{}").format(escaped(self.text, escapes))
 
 
 @dataclass(frozen=True)
@@ -111,25 +111,25 @@ class Table:
 
     def markdown(self) -> str:
         """A pipe table with the notes under it."""
-        heads = [heading.translate(MARKDOWN) for heading in self._headings]
+        heads = [escaped(heading, MARKDOWN) for heading in self._headings]
         sides = ["---:" if column.is_numeric else ":---" for column in self.columns]
         rows = [[cell.marked("**{}**", "<u>{}</u>", MARKDOWN) for cell in row.cells] for row in self.rows]
         lines = [f"| {' | '.join(line)} |" for line in [heads, sides, *rows]]
-        notes = [f"\n{note.translate(MARKDOWN)}" for note in self.notes]
-        return "\n".join([f"{self.caption.translate(MARKDOWN)}\n", *lines, *notes, ""])
+        notes = [f"\n{escaped(note, MARKDOWN)}" for note in self.notes]
+        return "\n".join([f"{escaped(self.caption, MARKDOWN)}\n", *lines, *notes, ""])
 
     def latex(self) -> str:
         """A `tabular` for booktabs and colortbl, without a float around it."""
         sides = "".join("r" if column.is_numeric else "l" for column in self.columns)
-        lines = [f"% {self.caption.translate(LATEX)}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
+        lines = [f"% {escaped(self.caption, LATEX)}", rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
         if self.groups:
-            spans = [rf"\multicolumn{{{span}}}{{c}}{{{name.translate(LATEX)}}}" for name, span in self.groups]
+            spans = [rf"\multicolumn{{{span}}}{{c}}{{{escaped(name, LATEX)}}}" for name, span in self.groups]
             lines.append(_latex_row(spans))
-        lines += [_latex_row([column.name.translate(LATEX) for column in self.columns]), r"\midrule"]
+        lines += [_latex_row([escaped(column.name, LATEX) for column in self.columns]), r"\midrule"]
         for row in self.rows:
             lines += [r"\midrule"] * row.line_above + [r"\rowcolor[gray]{0.92}"] * row.shaded
             lines.append(_latex_row([cell.marked(r"\textbf{{{}}}", r"\underline{{{}}}", LATEX) for cell in row.cells]))
-        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note.translate(LATEX)}" for note in self.notes)]
+        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {escaped(note, LATEX)}" for note in self.notes)]
         return "\n".join([*lines, ""])
 
     @property
@@ -137,10 +137,15 @@ class Table:
         return [f"{column.group} {column.name}".strip() for column in self.columns]
 
 
+def escaped(text: str, signs: dict[int, str]) -> str:
+    """The text on one line, which neither a table nor a comment ends, with each of the signs replaced."""
+    return printable(" ".join(text.split())).translate(signs)
+
+
 def rows_csv(rows: Iterable[Sequence[object]]) -> str:
     """Lines of comma-separated values."""
     text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(map(csv_cell, row) for row in rows)
     return text.getvalue()
 
 

@@ -1,24 +1,30 @@
 """CIFAR-100: parquet files in the Hugging Face schema, or the official archive, packed or unpacked."""
 
+import gzip
 import io
 import json
-import pickle
 import tarfile
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from etag.core.errors import EtagError
+from etag.core.files import require_regular_file
+from etag.data.decode import Pixels, UnreadableImage, decode_bytes
 from etag.data.download import Download
 from etag.data.images import MemoryImages
+from etag.data.pickles import ByteArray, read_pickle
 from etag.data.source import DataOptions, Dataset, source
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+SIDE, CLASSES = 32, 100
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
+# limits for hostile files; the data set has 50,000 images in a file, and its archive 178 MiB in 5 members
+MOST_IMAGES, MOST_MEMBERS, LARGEST, LARGEST_IMAGE = 100_000, 100, 256 << 20, 1 << 20
 Part = tuple[MemoryImages, tuple[str, ...]]  # images, and class names if the file has them
 
 
@@ -28,90 +34,130 @@ Part = tuple[MemoryImages, tuple[str, ...]]  # images, and class names if the fi
     ("train.parquet", "test.parquet"),
     (f"{FOLDER}/train", f"{FOLDER}/test"),
     (ARCHIVE,),
-    downloads=[Download(f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}", "eb9058c3a382ffc7106e4002c42a8d85")],
+    downloads=[
+        Download(
+            f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",
+            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            169_001_437,
+        )
+    ],
 )
 def load(folder: Path, _options: DataOptions) -> Dataset:
     """Load the parquet files if they exist, otherwise the official archive or its unpacked folder."""
     (train, names), (test, _) = _read_parquet(folder) if (folder / "train.parquet").exists() else _read_official(folder)
-    classes = names or tuple(str(label) for label in range(int(train.labels.max()) + 1))
-    return Dataset(train, test, classes, size=32, mean=MEAN, std=STD)
+    classes = names or tuple(str(label) for label in range(min(int(train.labels.max()) + 1, CLASSES)))
+    return Dataset(train, test, classes, size=SIDE, mean=MEAN, std=STD)
 
 
 def _read_parquet(folder: Path) -> list[Part]:
-    import pyarrow.compute
     import pyarrow.parquet
 
     parts = []
     for file in (folder / "train.parquet", folder / "test.parquet"):
         try:
-            table = pyarrow.parquet.read_table(file, columns=["img", "fine_label"])
-            encoded = pyarrow.compute.struct_field(table.column("img"), "bytes")
-            pixels = np.stack([np.asarray(Image.open(io.BytesIO(png.as_py())).convert("RGB")) for png in encoded])
-            labels = table.column("fine_label").to_numpy()
-            parts.append((_images(pixels.transpose(0, 3, 1, 2), labels), _names(table)))
+            require_regular_file(file)
+            # images are read as a dictionary because a small file can hold the same large one for very many rows
+            with pyarrow.parquet.ParquetFile(file, read_dictionary=["img.bytes"]) as content:
+                parts.append((_parquet_images(content), _parquet_names(content.schema_arrow.metadata or {})))
         except Exception as error:  # damaged or hostile files can make the parsers raise anything
             raise _unreadable(file, error) from error
     return parts
 
 
-def _names(table: Any) -> tuple[str, ...]:
-    metadata = (table.schema.metadata or {}).get(b"huggingface", b"{}")
-    features = json.loads(metadata).get("info", {}).get("features", {})
-    return tuple(features.get("fine_label", {}).get("names", ()))
+def _parquet_images(content: Any) -> MemoryImages:
+    rows = content.metadata.num_rows
+    if not 0 < rows <= MOST_IMAGES:
+        raise ValueError(f"it holds {rows:,} rows, not 1 to {MOST_IMAGES:,}")
+    pixels = np.empty((rows, 3, SIDE, SIDE), np.uint8)
+    labels: list[Any] = []
+    for batch in content.iter_batches(1024, columns=["img.bytes", "fine_label"]):
+        for image, label in zip(batch.column("img"), batch.column("fine_label"), strict=True):
+            pixels[len(labels)] = _decoded(image.as_py(), len(labels))
+            labels.append(label.as_py())
+    return _images(pixels, labels)
+
+
+def _decoded(image: Any, row: int) -> Pixels:
+    match image:
+        case {"bytes": bytes() as content} if len(content) > LARGEST_IMAGE:
+            reason = f"it has more than {LARGEST_IMAGE:,} bytes"
+        case {"bytes": bytes() as content}:
+            try:
+                return decode_bytes(content, SIDE)
+            except UnreadableImage as error:
+                reason = str(error)
+        case _:
+            reason = "it is missing"
+    raise ValueError(f"image {row} cannot be decoded: {reason}")
+
+
+def _parquet_names(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
+    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    return _distinct(features.get("fine_label", {}).get("names", []))
+
+
+def _distinct(names: list[str]) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ValueError("its class names are not distinct texts")
+    return tuple(names)
 
 
 def _read_official(folder: Path) -> list[Part]:
-    """Read the three pickles of the official archive; code in them is refused, never run."""
+    """Read the three pickles of the official archive."""
     path = folder / FOLDER if (folder / FOLDER / "train").exists() else folder / ARCHIVE
     try:
         contents = _unpickled(path)
-        names = tuple(name.decode() for name in contents["meta"][b"fine_label_names"])
-        return [
-            (_images(np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32), content[b"fine_labels"]), names)
-            for content in (contents["train"], contents["test"])
-        ]
+        names = _distinct([name.decode() for name in contents["meta"][b"fine_label_names"]])
+        return [(_official_images(contents[name]), names) for name in ("train", "test")]
     except Exception as error:  # damaged or hostile files can make the parsers raise anything
         raise _unreadable(path, error) from error
+
+
+def _official_images(content: dict[bytes, Any]) -> MemoryImages:
+    if not isinstance(content[b"data"], ByteArray):
+        raise ValueError("its images are not an array of bytes")
+    return _images(content[b"data"].to_numpy().reshape(-1, 3, SIDE, SIDE), content[b"fine_labels"])
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
     """Return what the three files of a folder or an archive hold, by name."""
     contents = {}
-    with nullcontext() if path.is_dir() else tarfile.open(path) as archive:
+    with nullcontext() if path.is_dir() else _archive(path) as archive:
+        members = {member.name: member for member in islice(archive or [], MOST_MEMBERS)}
         for name in ("train", "test", "meta"):
-            file = archive.extractfile(f"{FOLDER}/{name}") if archive else (path / name).open("rb")
+            member = members.get(f"{FOLDER}/{name}")
+            if archive is None:
+                require_regular_file(path / name)
+                file: IO[bytes] | None = (path / name).open("rb")
+            else:
+                file = archive.extractfile(member) if member is not None and member.isreg() else None
             if file is None:
-                raise KeyError(f"{name} is missing")
+                raise ValueError(f"{name} is missing")
             with file:
-                contents[name] = _PlainUnpickler(file).load()
+                contents[name] = read_pickle(_within_limit(file.read(LARGEST + 1), name))
     return contents
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Allows plain values and NumPy arrays only; any other name in a pickle could run code."""
-
-    ALLOWED = (
-        ("numpy", "dtype"),
-        ("numpy", "ndarray"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("_codecs", "encode"),  # how Python 3 writes bytes in old pickle protocols
-    )
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file, encoding="bytes")
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which CIFAR-100 does not need")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+def _archive(path: Path) -> tarfile.TarFile:
+    """Return the archive, unpacked in memory: what its headers claim can then not exceed what is there."""
+    require_regular_file(path)
+    with gzip.open(path) as file:
+        content = _within_limit(file.read(LARGEST + 1), "its content")
+    return tarfile.open(fileobj=io.BytesIO(content), mode="r:")
 
 
-def _images(pixels: np.ndarray[Any, np.dtype[np.uint8]], labels: Any) -> MemoryImages:
-    numbers = torch.from_numpy(np.array(labels, np.int64))
-    if len(pixels) != len(numbers):
-        raise ValueError(f"{len(pixels)} images, but {len(numbers)} labels")
-    return MemoryImages(torch.from_numpy(np.ascontiguousarray(pixels)), numbers)
+def _within_limit(content: bytes, name: str) -> bytes:
+    if len(content) > LARGEST:
+        raise ValueError(f"{name} is larger than {LARGEST >> 20} MiB")
+    return content
+
+
+def _images(pixels: Pixels, labels: Any) -> MemoryImages:
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise ValueError("its labels are not whole numbers")
+    if len(pixels) != len(labels):
+        raise ValueError(f"{len(pixels)} images, but {len(labels)} labels")
+    return MemoryImages(torch.from_numpy(pixels), torch.tensor(labels, dtype=torch.long))
 
 
 def _unreadable(file: Path, error: Exception) -> EtagError:

@@ -1,5 +1,6 @@
 """Any folder of images: `train/` and `val/` (or `test/`), or one folder of classes that is split here."""
 
+import os
 from pathlib import Path
 
 from etag.core.errors import EtagError
@@ -20,7 +21,7 @@ def load(path: Path, options: DataOptions) -> Dataset:
 
 def parts(path: Path) -> tuple[Listing, Listing]:
     """Return (training files, test files) by class; without train/, every fifth image is for testing."""
-    test_folder = next((path / name for name in ("val", "test") if (path / name).is_dir()), None)
+    test_folder = next((path / name for name in ("val", "test") if os.path.isdir(path / name)), None)
     if not _holds_classes(path / "train"):
         return hold_out_files(list_classes(path))
     if test_folder is None:
@@ -35,4 +36,4 @@ def parts(path: Path) -> tuple[Listing, Listing]:
 
 def _holds_classes(folder: Path) -> bool:
     """Return whether the folder has sub-folders; one without may be a class that is called `train`."""
-    return folder.is_dir() and any(entry.is_dir() and entry.name[0] != "." for entry in folder.iterdir())
+    return os.path.isdir(folder) and any(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(folder))

@@ -30,7 +30,7 @@ class AdversarialOptions(NetworkOptions):
 
     kind: Literal["wgan"] = Field("wgan", description="a conditional Wasserstein GAN")
     train: AdversarialTrainOptions = Field(AdversarialTrainOptions(), description="training of critic and generator")
-    last_task: bool = Field(False, description="train the generator after the last task too")
+    last_task: bool = Field(False, description="train the generator in the last task too")
     critic_steps: PositiveInt = Field(5, description="steps of the critic per step of the generator")
     penalty: NonNegativeFloat = Field(10.0, description="weight of the gradient penalty")
     match_factor: NonNegativeFloat = Field(
@@ -100,4 +100,4 @@ class AdversarialObjective(nn.Module):
         with torch.no_grad():
             target = require(self.old).network.decode(codes, labels)
         processes = batch.total / len(batch.labels)
-        return processes * squared_error(self.gan.decode(codes, labels), target, half=False, per_row=False)
+        return processes * squared_error(self.gan.decode(codes, labels), target, half=False, mean_over_rows=False)

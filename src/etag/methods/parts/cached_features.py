@@ -12,7 +12,7 @@ from etag.data.batches import FeatureBatches
 
 @dataclass(frozen=True)
 class CachedFeatures:
-    """The result of a features pass: one or more (augmented) passes over the same images."""
+    """The result of `features_pass`: features of the same images, once for each pass over them."""
 
     features: Tensor  # (passes, images, feature)
     labels: Tensor  # (images,)
@@ -34,7 +34,7 @@ class CachedFeatures:
         return self.labels.repeat(len(self.features))
 
     def batches(self, training: TrainOptions, stream: Stream, placement: Placement) -> FeatureBatches:
-        """Shuffled batches; the epochs use the passes in turn."""
+        """Shuffled batches; training epoch e uses pass e modulo the number of passes."""
         return FeatureBatches(
             self.features, self.labels, training.batch_size, stream, placement, drop_last=training.drop_last
         )

@@ -26,7 +26,9 @@ class EmbeddingOptions(Options):
 
     tau: PositiveFloat = Field(3.0, description="temperature of Eq. (4)")
     lambda_kl: NonNegativeFloat | None = Field(None, description="weight of Eq. (4) in Eq. (9); null: m_old / m_new")
-    views: ViewsName = Field("rotation", description="the self-supervised task; none uses the images alone")
+    views: ViewsName = Field(
+        "rotation", description="the self-supervised task; `none`: the auxiliaries see the images only"
+    )
     views_per_image: PositiveInt | None = Field(
         None,
         description="views per image in a step, drawn at random; null: all. On average the loss is that of all "
@@ -36,7 +38,7 @@ class EmbeddingOptions(Options):
         1.0,
         gt=0,
         le=1,
-        description="share of the images whose views a step uses; the others still enter the other terms",
+        description="share of the images that the auxiliaries see, drawn at random; the other terms use all images",
     )
     branches: Literal["full", "short"] = Field(
         "full", description="auxiliaries repeat the stages after theirs (the paper), or have one block per stage"
@@ -72,7 +74,7 @@ class EmbeddingDistillation:
             )
         count = stages if self.options.last_stage else stages - 1
         solver.add_auxiliaries(count, stream, short=self.options.branches == "short")
-        solver.views_in_statistics = self._fidelity.aux_batch_norm == "views"
+        solver.views_in_statistics = self._fidelity.backbone_batch_norm == "views"
 
     def add_outputs(self, solver: Solver, classes: int, stream: Stream) -> None:
         """Give every auxiliary one output per class and view."""

@@ -30,8 +30,10 @@ class FidelityOptions(Options):
     aux_classes: Literal["base", "all"] = Field(
         "base", description="outputs of auxiliaries: base classes, or all from the start"
     )
-    aux_batch_norm: Literal["images", "views"] = Field(
-        "images", description="what the BatchNorm statistics of the backbone follow; release: all views"
+    backbone_batch_norm: Literal["images", "views"] = Field(
+        "images",
+        description="BatchNorm of the backbone in training: images and other views are normalized as two batches, and "
+        "only the images update the running statistics; release: as one batch",
     )
     reconstruction: Literal["half", "whole"] = Field(
         "half", description="Eq. (6): half the squared error; release: the whole"

@@ -46,14 +46,14 @@ class NetworkOptions(Options):
     feature_passes: PositiveInt = Field(
         10, description="augmented passes over the images whose features are cached; each epoch uses one, in turn"
     )
-    last_task: bool = Field(True, description="train the generator after the last task too (Algorithm 1)")
+    last_task: bool = Field(True, description="train the generator in the last task too (Algorithm 1)")
 
 
 class FeatureGenerator(ABC):
     """Generates features of old classes and learns those of new ones. A method holds one and stores its network."""
 
     role: ClassVar[str] = "generator"  # what its network is called among a method's parts
-    augmented_passes: int  # number of passes over the task's images that it learns from; 0: one, not augmented
+    augmented_passes: int  # over the task's images, to learn from; 0 means a single pass without augmentation
     network: nn.Module
 
     def begin_task(self, task: Task) -> None:  # noqa: B027 (only generators with a network copy it)
@@ -69,8 +69,8 @@ class FeatureGenerator(ABC):
 
     @abstractmethod
     def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels drawn uniformly from the old classes, and their features, without gradient: this process's share of
-        `rows`."""
+        """Labels drawn uniformly from the old classes, and one generated feature for each, without gradient. `rows` is
+        the number for the global batch; the result is this process's share."""
 
     def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor | None:  # noqa: ARG002
         """Features of these classes from the current network; None where all samples of a class are the same."""
@@ -89,13 +89,14 @@ class FeatureGenerator(ABC):
         raise EtagError("a generator of this kind cannot learn more images of known classes: choose kind=cvae.")
 
     @property
-    def trains_after_last_task(self) -> bool:
-        """Whether it learns after the last task too."""
+    def trains_in_last_task(self) -> bool:
+        """Whether the last task trains it too."""
         return True
 
-    def trains_after(self, task: Task, classes: int) -> bool:
-        """Whether it learns after this task of a scenario with `classes` classes in all."""
-        return self.trains_after_last_task or task.num_seen < classes
+    def trains_in(self, task: Task, classes: int) -> bool:
+        """Whether the generator is trained in this task. `classes` is the number of classes of the whole scenario: the
+        last task reaches it."""
+        return self.trains_in_last_task or task.num_seen < classes
 
 
 OptionsT = TypeVar("OptionsT", bound=NetworkOptions)
@@ -126,14 +127,14 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
         """Labels of old classes, and features of them from the previous task's network."""
         labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
         old = require(self.old).network
-        return labels, self.decode(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
+        return labels, self.generate(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
 
     def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor:
         """Features of these classes from the current network."""
-        return self.decode(self.network, labels, normal)
+        return self.generate(self.network, labels, normal)
 
-    def decode(self, network: N, labels: Tensor, normal: NormalSampler) -> Tensor:
-        """Features of these classes: decoded codes from the prior."""
+    def generate(self, network: N, labels: Tensor, normal: NormalSampler) -> Tensor:
+        """Features of these classes from `network`: codes are drawn from the prior and decoded."""
         return network.decode(normal("replay codes", network.latent), labels)
 
     @abstractmethod
@@ -159,7 +160,7 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
         yield self.phase(task, features, weights, head, stream.child("generator"))
 
     @property
-    def trains_after_last_task(self) -> bool:
+    def trains_in_last_task(self) -> bool:
         """The option `last_task`."""
         return self.options.last_task
 

@@ -57,17 +57,17 @@ class SolverObjective(nn.Module):
         if self._views_per_image is None and self._image_share == 1:
             return self._transforms.all_views(batch.inputs, batch.labels)
         views_per_image = self._views_per_image or self._transforms.count
-        shuffled_positions = batch.draws.shuffled_positions("views", batch.total)
-        # each process chooses equally many images, so that the mean over processes is the mean over all chosen images
-        image_rows = (
-            shuffled_positions.argsort()[: max(1, round(self._image_share * len(shuffled_positions)))].sort().values
-        )
-        chosen = self._transforms.choose(shuffled_positions[image_rows], views_per_image)
+        places = batch.draws.places_in_shuffle("views", batch.total)
+        # the rows with the lowest places, a random choice; each process chooses equally many, so that the mean over
+        # processes is the mean over all chosen images
+        image_rows = places.argsort()[: max(1, round(self._image_share * len(places)))].sort().values
+        chosen = self._transforms.choose(places[image_rows], views_per_image)
         return self._transforms.selected_views(batch.inputs, batch.labels, chosen, image_rows)
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest images that BatchNorm can train on: two. If views are drawn at random, the transformed ones form a
-        second batch, and one of four successive views is the untransformed image: four images give three transformed
-        views."""
+        """The fewest images per batch with which BatchNorm can be trained: every batch that it sees needs two rows. The
+        views other than the images are a batch of their own (`Solver._separate`). If views are drawn at random, only
+        `image_share` of the images get views, and the view of an image may be the image itself: we ask for four images
+        with views, which leaves a margin."""
         return 2 if self._views_per_image is None and self._image_share == 1 else ceil(4 / self._image_share)

@@ -59,9 +59,9 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
         """Remove the rows of a class."""
         self.network.remove_class(label)
 
-    def decode(self, network: ConditionalVAE, labels: Tensor, normal: NormalSampler) -> Tensor:
+    def generate(self, network: ConditionalVAE, labels: Tensor, normal: NormalSampler) -> Tensor:
         """Features of these classes; decoder noise is added if the VAE has it."""
-        features = super().decode(network, labels, normal)
+        features = super().generate(network, labels, normal)
         if network.decoder_noise is None:
             return features
         return network.decoder_noise.added(features, labels, normal("replay residuals", features.shape[1]))
@@ -86,14 +86,14 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
     @torch.no_grad()
     def _fit_decoder_noise(self, task: Task, cached: CachedFeatures, stream: Stream) -> None:
         features, labels = cached.all_features, cached.all_labels
-        codes = [
+        posterior_noise, prior_codes = (
             torch.randn(len(labels), self.network.latent, generator=stream.torch_generator(name)).to(features)
             for name in ("posterior", "prior")
-        ]
+        )
         mean, log_variance = self.network.encode(features, labels)
         # the covariance is measured on reconstructions, the mean on samples from the prior, like replayed ones
-        error = features - self.network.decode(reparameterize(mean, log_variance, codes[0]), labels)
-        offset = features - self.network.decode(codes[1], labels)
+        error = features - self.network.decode(reparameterize(mean, log_variance, posterior_noise), labels)
+        offset = features - self.network.decode(prior_codes, labels)
         rows = [labels == label for label in range(task.num_old, task.num_seen)]
         covariance = torch.stack([error[own].T.cov(correction=0) for own in rows]).mean(0)
         require(self.network.decoder_noise).learn(torch.stack([offset[own].mean(0) for own in rows]), covariance)
@@ -154,4 +154,4 @@ class VariationalObjective(nn.Module):
         factor = self._fidelity.match_factor
         if self._fidelity.match_reduction == "mean":
             return factor * squared_error(decoded, target)
-        return factor * processes * squared_error(decoded, target, half=False, per_row=False)
+        return factor * processes * squared_error(decoded, target, half=False, mean_over_rows=False)

@@ -1,0 +1,13 @@
+"""What a method may store from task to task."""
+
+# the keys of `Method.parts`, and of the learner part of a saved model
+ROLES = {
+    "solver": "the network that classifies, with its auxiliary classifiers",
+    "generator": "a network that generates features or images",
+    "importance": "one number per backbone weight",
+    "scores": "mean scores per class",
+    "prototypes": "mean features per class",
+    "exemplars": "images",
+    "scale": "mean and deviation of each feature",
+    "optimizer_state": "the optimizer's state of each parameter",
+}
