@@ -1,6 +1,6 @@
 """Sets of labeled images: in memory as uint8, or in files that worker processes decode in advance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -47,6 +47,35 @@ class MemoryImages:
             return self
         pixels = functional.interpolate(self.pixels, (side, side), mode="bilinear", antialias=True)
         return replace(self, pixels=pixels)
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Images of a data file that are decoded once it is known which of them are needed: `resized` decodes them."""
+
+    labels: Tensor
+    rows: Tensor  # positions in the data file
+    decode: Callable[[list[int]], Tensor]  # from positions to uint8 of shape (n, channels, height, width)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, rows: Tensor) -> Self:
+        """Return a set of these rows only."""
+        return replace(self, labels=self.labels[rows], rows=self.rows[rows])
+
+    def resized(self, side: int) -> MemoryImages:
+        """Return the decoded images, resized to side x side pixels."""
+        return self.in_memory().resized(side)
+
+    def in_memory(self) -> MemoryImages:
+        """Decode all images now."""
+        return MemoryImages(self.pixels, self.labels)
+
+    @property
+    def pixels(self) -> Tensor:
+        """All images, decoded at each call."""
+        return self.decode(self.rows.tolist())
 
 
 @dataclass(frozen=True)
@@ -169,7 +198,7 @@ def concat_images(first: ImageSet, second: ImageSet) -> ImageSet:
     return MixedImages.of(first, second)
 
 
-Images = MemoryImages | FileImages
+Images = MemoryImages | FileImages  # what tasks are made of
 
 
 def load_into_memory(train: Images, test: Images, limit: int) -> tuple[Images, Images]:
