@@ -95,13 +95,15 @@ def check_can_learn(directory: ModelDirectory) -> ModelInfo:
     return replace(about, expected_classes=None)
 
 
-def first_lesson(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[ModelInfo, RunConfig]:
-    """What a new model starts with, and the configuration of its first lesson of `images` images."""
-    config = _with_default_length(images, given, settings)
+def first_lesson(count: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[ModelInfo, RunConfig]:
+    """What a new model starts with, and the configuration of its first lesson of `count` images."""
+    config = _with_default_length(count, given, settings)
     _check_method(config)
     flip = True if config.data.flip is None else config.data.flip
-    size = config.data.size or default_settings.SIDES[0]
+    size, images = config.data.size or default_settings.SIDES[0], config.model.images
     preprocess = Preprocess(MEAN, STD, size, flip, config.data.resized_crop)
+    if images is not None:
+        preprocess = replace(preprocess, **images.model_dump(exclude={"size"}))
     return ModelInfo(LearnerConfig.from_json(config.to_json()).to_json(), preprocess, channels=len(MEAN)), config
 
 

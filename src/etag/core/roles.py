@@ -9,5 +9,7 @@ ROLES = {
     "prototypes": "mean features per class",
     "exemplars": "images",
     "scale": "mean and deviation of each feature",
+    "statistics": "sums of features and of their products, per class or over all classes",
+    "penalty": "errors of the penalties that were tried",
     "optimizer_state": "the optimizer's state of each parameter",
 }
