@@ -54,14 +54,12 @@ def runtime():
     return Runtime(Fabric(accelerator="cpu", devices=1))
 
 
-# e-variants run the same code again: those that the paper does not have, and some that it has, are marked as slow
-EVERY_METHOD = [
-    pytest.param(name, marks=pytest.mark.slow)
-    if METHODS[name].is_e_variant
-    and name in ("efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m", "eewc", "elwf", "elwm")
-    else name
-    for name in METHODS
+# variants run the code of another method again: these are marked as slow
+VARIANTS = [
+    *["efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m", "eewc", "elwf", "elwm", "epass"],
+    *["b0", "b1", "b2", "b3"],
 ]
+EVERY_METHOD = [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in METHODS]
 
 
 @pytest.fixture(params=EVERY_METHOD)

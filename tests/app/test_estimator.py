@@ -77,7 +77,8 @@ def test_fit_starts_again(some):
 @pytest.mark.parametrize("kind", ["fractions", "tensor", "channels last", "channels first", "pairs"])
 def test_all_kinds_of_images_are_the_same_images(learned, some, kind):
     images, labels = some((0, 1, 2))
-    model = small()
+    few = {"train.base": {"steps": 2}, "method.generator.train.steps": 2}
+    model = small(settings=few)
     if kind == "pairs":
         model.fit(list(zip(images, labels.tolist(), strict=True)))
     else:
@@ -88,7 +89,7 @@ def test_all_kinds_of_images_are_the_same_images(learned, some, kind):
             "channels first": torch.from_numpy(images)[:, None],
         }[kind]
         model.fit(given, labels)
-    expected = small().fit(images, labels)
+    expected = small(settings=few).fit(images, labels)
     np.testing.assert_array_equal(model.predict_proba(images), expected.predict_proba(images))
 
 

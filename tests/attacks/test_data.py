@@ -37,7 +37,7 @@ from etag.core.errors import EtagError
 from etag.data.decode import UnreadableImage, decode, image_size
 from etag.data.download import Download, fetch, unpack
 from etag.data.folders import as_images, image_sizes, list_classes, list_images, write_folders
-from etag.data.images import MemoryImages
+from etag.data.images import EncodedImages, MemoryImages
 from etag.data.scenario import build_scenario
 from etag.data.source import SOURCES, DataOptions
 from etag.learner.model_directory import ModelDirectory
@@ -73,7 +73,11 @@ def isolated(function, *arguments, seconds=60, mebibytes=1500):
 
 
 def opened(name, folder):
-    return SOURCES[name].open(DataOptions(name=name, path=str(folder)))
+    dataset = SOURCES[name].open(DataOptions(name=name, path=str(folder)))
+    for part in (dataset.train, dataset.test):
+        if isinstance(part, EncodedImages):
+            part.in_memory()
+    return dataset
 
 
 def assert_refused(result, words):

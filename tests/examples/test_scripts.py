@@ -30,13 +30,14 @@ def test_folders(tmp_path):
     assert shares(printed)[-1] > 50, "five digits, chance is 20"
 
 
+@pytest.mark.slow
 def test_arrays(tmp_path):
     printed = run("arrays.py", tmp_path)
     assert shares(printed)[-1] > 40, "eight digits, chance is 12.5"
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
-@pytest.mark.parametrize("method", ["fine", "etag"])
+@pytest.mark.parametrize("method", ["fine", pytest.param("etag", marks=pytest.mark.slow)])
 def test_a_backbone_of_your_own(tmp_path, method):
     words = ["--plugin", EXAMPLES / "patches.py", "--set", "model.backbone=patches", "--method", method]
     done = etag("run", *words, *QUICK, "--set", "model.width=8", "--out", "run", cwd=tmp_path)

@@ -74,7 +74,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("left", [0, pytest.param(40_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [0, 40_000])
 def test_a_disk_that_fills_up_loses_nothing(small_disk, left):
     words = [
         "run",

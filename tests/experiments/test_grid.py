@@ -158,6 +158,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
     assert not (tmp_path / "results" / "b2-1x2" / "fine-bad-seed0").exists()
 
 
+@pytest.mark.slow
 def test_results_of_another_configuration_are_replaced_only_with_restart(tmp_path):
     bench(tmp_path, grid_file(tmp_path))
     other = grid_file(tmp_path, settings=TINY | {"train.lr": 5e-3})
@@ -195,6 +196,7 @@ def test_an_interrupted_grid_is_resumed(tmp_path, sent):
     assert "resuming" in (run.parent / "gfr-seed0.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_search_chooses_on_the_base_task_alone(tmp_path):
     search = {"over": {"train.lr": [1e-9, 3e-3]}, "split": "b1-1x1", "classes": 2}
     file = grid_file(tmp_path, search=search, settings=TINY | {"train.epochs": 3})
@@ -242,6 +244,7 @@ def test_a_dry_run_changes_nothing(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_plug_ins_reach_the_runs(tmp_path):
     near = Path(__file__).parents[2] / "examples" / "near.py"
     words = ["bench", grid_file(tmp_path, methods=["near"]), "--store", "store", "--results", "results"]
@@ -330,6 +333,7 @@ def waiting_and_done(tmp_path, seeds, seconds):
     return whole
 
 
+@pytest.mark.slow
 def test_the_time_of_a_finished_run_is_its_wall_time(tmp_path):
     (status,) = bench(tmp_path, grid_file(tmp_path))
     metrics = json.loads((tmp_path / "results" / status.run.name / "metrics.json").read_text())

@@ -18,7 +18,7 @@ from etag.report.comparison_page import write_comparison
 from etag.report.page import write_run_report
 
 
-@pytest.mark.parametrize("method", ["fine", "joint", "etag"])
+@pytest.mark.parametrize("method", [pytest.param("fine", marks=pytest.mark.slow), "joint", "etag"])
 def test_two_runs_of_one_config_give_identical_numbers_and_weights(small, method, tmp_path):
     config = small(method)
     first, second = (run(config, tmp_path / name) for name in ("a", "b"))

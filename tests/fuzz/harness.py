@@ -335,7 +335,7 @@ class ClassNames(Parquet):
         outside = sorted(path.name for path in self.folder.iterdir())
         try:
             dataset = SOURCES["cifar100"].open(DataOptions(name="cifar100", path=str(self.folder)))
-            write_folders(dataset.train, dict(enumerate(dataset.classes)), self.folder / "out", 1)
+            write_folders(dataset.train.in_memory(), dict(enumerate(dataset.classes)), self.folder / "out")
         except self.allowed:
             pass
         finally:

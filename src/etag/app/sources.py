@@ -5,9 +5,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from etag.core.errors import EtagError
 from etag.data.folders import write_folders
-from etag.data.images import MemoryImages
+from etag.data.images import EncodedImages, FileImages
+from etag.data.rows import first_rows_per_class
 from etag.data.source import SOURCES, DataOptions
 
 
@@ -19,10 +22,14 @@ def source_folders(
         raise EtagError(f"'{out}' exists already: choose another folder.")
     dataset = SOURCES[name].open(DataOptions(name=name))
     images = dataset.train if part == "train" else dataset.test
-    if not isinstance(images, MemoryImages):
+    if isinstance(images, FileImages):
         raise EtagError(f"the images of '{name}' are in plain files already.")
     chosen = chosen_classes(classes, dataset.classes) if classes else dict(enumerate(dataset.classes))
-    return write_folders(images, chosen, out, per_class), len(chosen)
+    images = images.select(torch.isin(images.labels, torch.tensor(list(chosen))).nonzero().flatten())
+    images = images.select(first_rows_per_class(images.labels, per_class))
+    if isinstance(images, EncodedImages):
+        images = images.in_memory()
+    return write_folders(images, chosen, out), len(chosen)
 
 
 def chosen_classes(text: str, known: Sequence[str]) -> dict[int, str]:

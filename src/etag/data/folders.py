@@ -80,15 +80,15 @@ def as_images(listing: Listing, workers: int, channels: int = 3) -> FileImages:
     return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), Resize(0), workers, channels)
 
 
-def write_folders(images: MemoryImages, names: dict[int, str], root: Path, per_class: int | None = None) -> int:
+def write_folders(images: MemoryImages, names: dict[int, str], root: Path) -> int:
     """Write images as PNG files into one new sub-folder of `root` per class; return how many were written. `names` maps
-    the labels to write to class names; `per_class` limits them to the first images of each class."""
+    the labels to write to class names."""
     written = 0
     for label, name in names.items():
         folder = root / safe_file_name(name)
         try:
             folder.mkdir(parents=True)
-            for number, row in enumerate((images.labels == label).nonzero().flatten()[:per_class].tolist()):
+            for number, row in enumerate((images.labels == label).nonzero().flatten().tolist()):
                 pixels = images.pixels[row].permute(1, 2, 0).squeeze(2).numpy()
                 Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{number:05}.png")
                 written += 1

@@ -1,6 +1,6 @@
 """Sets of labeled images: in memory as uint8, or in files that worker processes decode in advance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -58,6 +58,35 @@ class MemoryImages:
         if resize.side**2 > self.stored.shape[-2] * self.stored.shape[-1]:
             return replace(self, enlarge=resize)
         return replace(self, stored=_scaled(self.stored, resize), enlarge=None)
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Images of a data file that are decoded once it is known which of them are needed: `resized` decodes them."""
+
+    labels: Tensor
+    rows: Tensor  # positions in the data file
+    decode: Callable[[list[int]], Tensor]  # from positions to uint8 of shape (n, channels, height, width)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, rows: Tensor) -> Self:
+        """Return a set of these rows only."""
+        return replace(self, labels=self.labels[rows], rows=self.rows[rows])
+
+    def resized(self, resize: Resize) -> MemoryImages:
+        """Return the decoded images, resized."""
+        return self.in_memory().resized(resize)
+
+    def in_memory(self) -> MemoryImages:
+        """Decode all images now."""
+        return MemoryImages(self.pixels, self.labels)
+
+    @property
+    def pixels(self) -> Tensor:
+        """All images, decoded at each call."""
+        return self.decode(self.rows.tolist())
 
 
 @dataclass(frozen=True)
@@ -226,7 +255,7 @@ def concat_images(first: ImageSet, second: ImageSet) -> ImageSet:
     return MixedImages.of(first, second)
 
 
-Images = MemoryImages | FileImages
+Images = MemoryImages | FileImages  # what tasks are made of
 
 
 def load_into_memory(train: Images, test: Images, limit: int) -> tuple[Images, Images]:

@@ -4,6 +4,7 @@ import os
 import pickle
 import struct
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from etag.core.errors import EtagError
+from etag.data.images import EncodedImages
 from etag.data.scenario import build_scenario
 from etag.data.source import SOURCES, DataOptions
 
 
 def opened(folder):
-    return SOURCES["cifar100"].open(DataOptions(name="cifar100", path=str(folder)))
+    """The data set, with all its images decoded."""
+    dataset = SOURCES["cifar100"].open(DataOptions(name="cifar100", path=str(folder)))
+    parts = {name: getattr(dataset, name) for name in ("train", "test")}
+    decoded = {name: part.in_memory() for name, part in parts.items() if isinstance(part, EncodedImages)}
+    return replace(dataset, **decoded)
 
 
 # -- the real files --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from etag.core.errors import EtagError
 from etag.core.files import require_regular_file
 from etag.data.decode import Pixels, UnreadableImage, decode_bytes
 from etag.data.download import Download
-from etag.data.images import MemoryImages
+from etag.data.images import EncodedImages, MemoryImages
 from etag.data.pickles import ByteArray, read_pickle
 from etag.data.source import DataOptions, Dataset, source
 
@@ -25,7 +25,7 @@ SIDE, CLASSES = 32, 100
 ARCHIVE, FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
 # limits for hostile files; the data set has 50,000 images in a file, and its archive 178 MiB in 5 members
 MOST_IMAGES, MOST_MEMBERS, LARGEST, LARGEST_IMAGE = 100_000, 100, 256 << 20, 1 << 20
-Part = tuple[MemoryImages, tuple[str, ...]]  # images, and class names if the file has them
+Part = tuple[MemoryImages | EncodedImages, tuple[str, ...]]  # images, and class names if the file has them
 
 
 @source(
@@ -52,43 +52,50 @@ def load(folder: Path, _options: DataOptions) -> Dataset:
 def _read_parquet(folder: Path) -> list[Part]:
     import pyarrow.parquet
 
-    parts = []
+    parts: list[Part] = []
     for file in (folder / "train.parquet", folder / "test.parquet"):
         try:
             require_regular_file(file)
             # images are read as a dictionary because a small file can hold the same large one for very many rows
             with pyarrow.parquet.ParquetFile(file, read_dictionary=["img.bytes"]) as content:
-                parts.append((_parquet_images(content), _parquet_names(content.schema_arrow.metadata or {})))
+                parts.append((_parquet_images(content, file), _parquet_names(content.schema_arrow.metadata or {})))
         except Exception as error:  # damaged or hostile files can make the parsers raise anything
             raise _unreadable(file, error) from error
     return parts
 
 
-def _parquet_images(content: Any) -> MemoryImages:
+def _parquet_images(content: Any, file: Path) -> EncodedImages:
     rows = content.metadata.num_rows
     if not 0 < rows <= MOST_IMAGES:
         raise ValueError(f"it holds {rows:,} rows, not 1 to {MOST_IMAGES:,}")
-    pixels = np.empty((rows, 3, SIDE, SIDE), np.uint8)
+    images: list[Any] = []
     labels: list[Any] = []
     for batch in content.iter_batches(1024, columns=["img.bytes", "fine_label"]):
-        for image, label in zip(batch.column("img"), batch.column("fine_label"), strict=True):
-            pixels[len(labels)] = _decoded(image.as_py(), len(labels))
-            labels.append(label.as_py())
-    return _images(pixels, labels)
+        (encoded,) = batch.column("img").flatten()  # its one field, `bytes`
+        different = encoded.dictionary.to_pylist()
+        images += [None if place is None else different[place] for place in encoded.indices.to_pylist()]
+        labels += batch.column("fine_label").to_pylist()
+
+    def decode(rows: list[int]) -> torch.Tensor:
+        pixels = np.empty((len(rows), 3, SIDE, SIDE), np.uint8)
+        for place, row in enumerate(rows):
+            pixels[place] = _decoded(images[row], row, file)
+        return torch.from_numpy(pixels)
+
+    return EncodedImages(_labels(labels, len(images)), torch.arange(len(images)), decode)
 
 
-def _decoded(image: Any, row: int) -> Pixels:
-    match image:
-        case {"bytes": bytes() as content} if len(content) > LARGEST_IMAGE:
-            reason = f"it has more than {LARGEST_IMAGE:,} bytes"
-        case {"bytes": bytes() as content}:
-            try:
-                return decode_bytes(content, SIDE)
-            except UnreadableImage as error:
-                reason = str(error)
-        case _:
-            reason = "it is missing"
-    raise ValueError(f"image {row} cannot be decoded: {reason}")
+def _decoded(content: Any, row: int, file: Path) -> Pixels:
+    if not isinstance(content, bytes):
+        reason = "it is missing"
+    elif len(content) > LARGEST_IMAGE:
+        reason = f"it has more than {LARGEST_IMAGE:,} bytes"
+    else:
+        try:
+            return decode_bytes(content, SIDE)
+        except UnreadableImage as error:
+            reason = str(error)
+    raise _unreadable(file, ValueError(f"image {row} cannot be decoded: {reason}"))
 
 
 def _parquet_names(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
@@ -116,7 +123,8 @@ def _read_official(folder: Path) -> list[Part]:
 def _official_images(content: dict[bytes, Any]) -> MemoryImages:
     if not isinstance(content[b"data"], ByteArray):
         raise ValueError("its images are not an array of bytes")
-    return _images(content[b"data"].to_numpy().reshape(-1, 3, SIDE, SIDE), content[b"fine_labels"])
+    pixels = content[b"data"].to_numpy().reshape(-1, 3, SIDE, SIDE)
+    return MemoryImages(torch.from_numpy(pixels), _labels(content[b"fine_labels"], len(pixels)))
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
@@ -152,12 +160,12 @@ def _within_limit(content: bytes, name: str) -> bytes:
     return content
 
 
-def _images(pixels: Pixels, labels: Any) -> MemoryImages:
+def _labels(labels: Any, images: int) -> torch.Tensor:
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise ValueError("its labels are not whole numbers")
-    if len(pixels) != len(labels):
-        raise ValueError(f"{len(pixels)} images, but {len(labels)} labels")
-    return MemoryImages(torch.from_numpy(pixels), torch.tensor(labels, dtype=torch.long))
+    if images != len(labels):
+        raise ValueError(f"{images} images, but {len(labels)} labels")
+    return torch.tensor(labels, dtype=torch.long)
 
 
 def _unreadable(file: Path, error: Exception) -> EtagError:
