@@ -15,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -365,8 +366,9 @@ def main():
             (Path(folder) / name).mkdir()
         some = {name: -(-kills // len(names)) for name in METHODS} | {"restart": 16, "bench": 8, "first-learn": 16}
         jobs = [(name, Path(folder) / name, some.get(name, 40), 0) for name in names]
-        with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-            results = pool.starmap(crash, jobs, chunksize=1)
+        # not a Pool: its daemons may not have children, and the commands have some
+        with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+            results = list(pool.map(crash, *zip(*jobs, strict=True)))
     counts = Counter(place for places in results for place in places)
     for place, count in sorted(counts.items()):
         print(f"{count:5} {place}")
