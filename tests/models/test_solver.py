@@ -210,6 +210,7 @@ ACTIVATIONS = {
     "vgg11": 5 * [relu],
     "mobilenetv2": [*4 * [none], lambda maps: maps.clamp(0, 6)],
     "mlp": 2 * [relu],
+    **{f"efficientnet_lite{number}": [*4 * [none], lambda maps: maps.clamp(0, 6)] for number in range(3)},
 }
 
 

@@ -55,6 +55,8 @@ class MemoryImages:
 
     def resized(self, resize: Resize) -> Self:
         """Return the images resized: smaller ones now, larger ones when they are read."""
+        if self.stored.shape[-2:] == (resize.side, resize.side) and resize.crop is None:
+            return replace(self, enlarge=None) if self.enlarge else self
         if resize.side**2 > self.stored.shape[-2] * self.stored.shape[-1]:
             return replace(self, enlarge=resize)
         return replace(self, stored=_scaled(self.stored, resize), enlarge=None)

@@ -15,7 +15,9 @@ from etag.models.backbone import BACKBONES, ModelOptions
 from etag.models.heads import HeadOptions
 from etag.models.solver import build_solver
 
-DEFAULT_WIDTHS = {"resnet18": 64, "resnet32": 16, "vgg11": 64, "mobilenetv2": 32, "mlp": 400}
+DEFAULT_WIDTHS = {"resnet18": 64, "resnet32": 16, "vgg11": 64, "mobilenetv2": 32, "mlp": 400} | {
+    f"efficientnet_lite{number}": 32 for number in range(3)
+}
 SMALLEST_SIZES = [
     ("resnet18", "cifar", 8),
     ("resnet18", "imagenet", 32),
@@ -25,6 +27,11 @@ SMALLEST_SIZES = [
     ("mobilenetv2", "cifar", 8),
     ("mobilenetv2", "imagenet", 32),
     ("mlp", "auto", 1),
+    *[
+        (f"efficientnet_lite{number}", stem, side)
+        for number in range(3)
+        for stem, side in (("imagenet", 32), ("cifar", 8))
+    ],
 ]
 STREAM = Stream.root(0)
 
@@ -112,7 +119,7 @@ def laboratory(lab):
 
     def make(name):
         experiment = lab("etag", steps=2, weight_decay=0.0)
-        size = 32 if name == "vgg11" else 8
+        size = 32 if name == "vgg11" or name.startswith("efficientnet") else 8
         data = DataOptions(name="digits", train_per_class=8, test_per_class=4, size=size)
         experiment.scenario, experiment.preprocess = build_scenario(data, "b3-2x2", 0)
         model = ModelOptions(backbone=name, width=4)

@@ -88,14 +88,17 @@ def _efficientnet_lite(width: float, depth: float) -> Callable[[ModelOptions, in
         return rounded + 8 if rounded < 0.9 * exact else rounded
 
     def create(options: ModelOptions, channels: int, _size: int) -> Backbone:
-        """Return an EfficientNet-Lite; `model.width` does not apply to it."""
+        """Return an EfficientNet-Lite; all widths are proportional to that of the first convolution, 32 by default."""
+        first = options.width or DEFAULT_WIDTH
         rows = [list(group) for group in EFFICIENTNET]
         for group in rows:
             for place, row in enumerate(group):
                 at_end = group is rows[0] or (group is rows[-1] and place == len(group) - 1)
                 blocks = row.blocks if at_end else math.ceil(row.blocks * depth)
-                group[place] = row._replace(channels=scaled(row.channels), blocks=blocks)
-        return EfficientNetLite(channels, rows, DEFAULT_WIDTH, LAST, options.stem != "cifar", TensorflowConvNorm)
+                out = max(1, scaled(row.channels) * first // DEFAULT_WIDTH)
+                group[place] = row._replace(channels=out, blocks=blocks)
+        last = max(1, LAST * first // DEFAULT_WIDTH)
+        return EfficientNetLite(channels, rows, first, last, options.stem != "cifar", TensorflowConvNorm)
 
     return create
 
