@@ -99,6 +99,8 @@ class Learner:
     def features(self, name: str, images: ImageSet) -> Features:
         """The features of images under the frozen backbone. Those of images that this learner has seen before are not
         computed again."""
+        if isinstance(images, Features):
+            return images
         store, keys = self._feature_store(), content_keys(images)
         with store.updating():
             if places := store.missing(keys):
