@@ -8,16 +8,18 @@ import torch
 
 from etag.core.random import Stream
 from etag.models.class_vaes import ClassVAEs
-from etag.models.closed_form import CosineRule, LinearRule, MahalanobisRule
 from etag.models.feature_scale import FeatureScale
 from etag.models.heads import LinearHead
 from etag.models.initial import build
 from etag.models.modules import Modules
 from etag.models.prediction import (
     ClassScores,
+    CosineRule,
     HeadRule,
     HiddenLayersRule,
     LikelihoodRule,
+    LinearRule,
+    MahalanobisRule,
     PerTaskRule,
     PredictionRule,
     RectifiedRule,

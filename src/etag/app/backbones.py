@@ -12,7 +12,7 @@ from etag.core.random import Stream
 from etag.data.decode import UnreadableImage, decode
 from etag.data.images import unreadable_error
 from etag.data.preprocess import Preprocess
-from etag.learner.pretrained import KNOWN, PACKAGE, PackagedWeights, complete, locate
+from etag.learner.pretrained import BY_BACKBONE, PackagedWeights, complete, locate
 from etag.models.backbone import BACKBONES, ModelOptions, new_backbone
 from etag.models.initial import build
 from etag.models.weights import WeightsReport, load_weights
@@ -20,25 +20,21 @@ from etag.models.weights import WeightsReport, load_weights
 
 def list_backbones() -> list[dict[str, Any]]:
     """One row per backbone and its known weights; a backbone without any is trained from scratch."""
-    by_backbone: dict[str, list[PackagedWeights]] = {}
-    for known in KNOWN.values():
-        by_backbone.setdefault(known.backbone, []).append(known)
-    rows = []
-    for name in BACKBONES:
-        for known in by_backbone.get(name, [None]):  # type: ignore[list-item]
-            row: dict[str, Any] = {"backbone": name}
-            if known is not None:
-                row |= {
-                    "weights": f"{PACKAGE}{known.package}",
-                    "installed": known.path is not None,
-                    "size": known.images.size,
-                    "parameters": known.parameters * 1e6,
-                    "megabytes": known.megabytes,
-                    "top1": known.top1,
-                    "license": known.license,
-                }
-            rows.append(row)
-    return rows
+    return [{"name": name} | _weights(BY_BACKBONE.get(name)) for name in BACKBONES]
+
+
+def _weights(known: PackagedWeights | None) -> dict[str, Any]:
+    if known is None:
+        return {"package": None, "installed": False}
+    return {
+        "package": known.package,
+        "installed": known.path is not None,
+        "size": known.images.size,
+        "parameters": round(known.parameters * 1e6),
+        "megabytes": known.megabytes,
+        "top1": known.top1,
+        "license": known.license,
+    }
 
 
 @dataclass(frozen=True)
@@ -55,10 +51,9 @@ class BackboneCheck:
 
 def check_backbone(name: str, image: Path | None = None) -> BackboneCheck:
     """Load pre-trained weights, by the name of their backbone or by their source, and run them on an image."""
-    sources = {known.backbone: f"{PACKAGE}{known.package}" for known in KNOWN.values()}
-    if name in BACKBONES and name not in sources:
-        raise unknown_name("backbone with weights", name, sources)
-    options = complete(ModelOptions(weights=sources.get(name, name)))
+    if name in BACKBONES and name not in BY_BACKBONE:
+        raise unknown_name("backbone with weights", name, BY_BACKBONE)
+    options = complete(ModelOptions(weights=name))
     size = 224 if options.images is None else options.images.size
     backbone = build(lambda: new_backbone(options, 3, size), Stream.root(0).torch_generator("backbone"))
     loaded = load_weights(backbone, locate(str(options.weights)).file)

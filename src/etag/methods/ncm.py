@@ -4,7 +4,7 @@ from etag.core.random import Stream
 from etag.methods.base import MethodInfo
 from etag.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from etag.methods.registry import method
-from etag.models.closed_form import CosineRule
+from etag.models.prediction import CosineRule
 
 
 @method(

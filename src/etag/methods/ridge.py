@@ -16,7 +16,7 @@ from etag.methods.base import MethodInfo
 from etag.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from etag.methods.parts.penalty import LeaveOneOut, PenaltyErrors, RidgeProblem, ridge_problem
 from etag.methods.registry import METHODS, method, variant
-from etag.models.closed_form import LinearRule
+from etag.models.prediction import LinearRule
 
 
 class RidgeOptions(ClosedFormOptions):

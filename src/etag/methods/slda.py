@@ -7,7 +7,7 @@ from etag.methods.base import MethodInfo
 from etag.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from etag.methods.parts.statistics import shrunk, solve
 from etag.methods.registry import method
-from etag.models.closed_form import LinearRule
+from etag.models.prediction import LinearRule
 
 
 class SldaOptions(ClosedFormOptions):

@@ -30,8 +30,8 @@ class ModelOptions(Options):
     )
     weights: str | None = Field(
         None,
-        description="initial weights: a file (safetensors, or a PyTorch state dict), a model directory, pkg:PACKAGE, a "
-        "directory of Hugging Face transformers, or hf:OWNER/NAME@REVISION; `etag backbones` lists some",
+        description="initial weights: a name from `etag backbones`, a file (safetensors, or a PyTorch state dict), a "
+        "model directory, a directory of Hugging Face transformers, or hf:OWNER/NAME@REVISION",
     )
     train: str = Field(
         "all",
