@@ -1,5 +1,5 @@
-"""Configurations of Hugging Face transformers (config.json), checked. Only the values listed here are used: nothing in a
-configuration can name code, and nothing can be too large to build.
+"""Configurations of Hugging Face transformers (config.json), checked. Only the values listed here are used: nothing in
+them can name code.
 
 Dropout and stochastic depth are left out. They change no weights, and their random numbers would come from PyTorch's
 global generator, so that a resumed run would not repeat an uninterrupted one.
@@ -111,8 +111,8 @@ class ConvNeXt(Architecture):
 
     patch_size: Side = 4
     num_stages: int = 4
-    hidden_sizes: Annotated[list[Width], Stages] = [96, 192, 384, 768]  # noqa: RUF012
-    depths: Annotated[list[Depth], Stages] = [3, 3, 9, 3]  # noqa: RUF012
+    hidden_sizes: Annotated[list[Width], Stages] = [96, 192, 384, 768]
+    depths: Annotated[list[Depth], Stages] = [3, 3, 9, 3]
     layer_norm_eps: Positive = 1e-12
     layer_scale_init_value: Annotated[float, Field(ge=0)] = 1e-6
 
@@ -137,8 +137,8 @@ class ResNet(Architecture):
     """ResNets of basic or of bottleneck blocks."""
 
     embedding_size: ResNetWidth = 64
-    hidden_sizes: Annotated[list[ResNetWidth], Stages] = [256, 512, 1024, 2048]  # noqa: RUF012
-    depths: Annotated[list[Depth], Stages] = [3, 4, 6, 3]  # noqa: RUF012
+    hidden_sizes: Annotated[list[ResNetWidth], Stages] = [256, 512, 1024, 2048]
+    depths: Annotated[list[Depth], Stages] = [3, 4, 6, 3]
     layer_type: Literal["basic", "bottleneck"] = "bottleneck"
     hidden_act: Activation = "relu"
     downsample_in_first_stage: bool = False
@@ -174,8 +174,8 @@ class Swin(Architecture):
     image_size: Side = 224
     patch_size: Side = 4
     embed_dim: Width = 96
-    depths: Annotated[list[Depth], Stages] = [2, 2, 6, 2]  # noqa: RUF012
-    num_heads: Annotated[list[Width], Stages] = [3, 6, 12, 24]  # noqa: RUF012
+    depths: Annotated[list[Depth], Stages] = [2, 2, 6, 2]
+    num_heads: Annotated[list[Width], Stages] = [3, 6, 12, 24]
     window_size: Annotated[int, Field(ge=1, le=32)] = 7
     mlp_ratio: Annotated[float, Field(ge=0.1, le=64)] = 4.0
     qkv_bias: bool = True

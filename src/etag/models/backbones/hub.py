@@ -74,7 +74,8 @@ class SwinStage(nn.Module):
 
 def _as_map(tokens: Tensor, height: int, width: int) -> Tensor:
     """Tokens (rows, places, channels) as a map in channels_last order, without a copy."""
-    return tokens.transpose(1, 2).unflatten(2, (height, width))
+    rows, _, channels = tokens.shape
+    return tokens.transpose(1, 2).view(rows, channels, height, width)
 
 
 class Pooling(nn.Module):
@@ -90,7 +91,8 @@ class Pooling(nn.Module):
         if maps.ndim == 3:
             inputs = maps[:, 0]
         elif self.norm_first:
-            return torch.as_tensor(self.norm(maps.permute(0, 2, 3, 1))).mean((1, 2))
+            places: Tensor = self.norm(maps.permute(0, 2, 3, 1))
+            return places.mean((1, 2))
         else:
             inputs = maps.mean((2, 3))
         features: Tensor = self.norm(inputs)
@@ -179,9 +181,9 @@ def _new_model(architecture: Architecture) -> Any:
 
 def _take_apart(model: Any, architecture: Architecture) -> Modules[nn.Sequential]:
     """The stages: the first begins with the embeddings, each ends in an activation or an identity."""
-    stem: nn.Module = model.embedder if isinstance(architecture, ResNet) else model.embeddings
+    stem: Any = model.embedder if isinstance(architecture, ResNet) else model.embeddings
     # the list of blocks or stages; its name depends on the family, and on the version of transformers
-    parts = list(next(part for part in model.modules() if isinstance(part, nn.ModuleList)))
+    parts: list[Any] = list(next(part for part in model.modules() if isinstance(part, nn.ModuleList)))
     ends: list[nn.Module] = [nn.Identity() for _ in parts]
     if isinstance(architecture, Tokens):
         stem.mask_token = None  # for pre-training only
