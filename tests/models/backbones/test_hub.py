@@ -77,7 +77,7 @@ def test_features_are_those_of_transformers(family, kind, tmp_path):
         assert expected.std() > 0.1
         torch.testing.assert_close(ours(images(side)), expected, rtol=0, atol=1e-5)
         channels_last = images(side).contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(ours(channels_last), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours(channels_last), expected, rtol=1e-4, atol=1e-5)  # other kernels
     assert ours.feature_size == expected.shape[1]
     assert ours.signed is bool(expected.min() < 0)
 
@@ -343,7 +343,7 @@ def test_methods_of_maps_run_or_say_why_not(family, laboratory):
         with pytest.raises(EtagError, match=r"needs the feature maps of a convolutional backbone, and model\.backbone="):
             experiment.method.check_maps()
     else:
-        laboratory(family, "podnet").learn(0, 1)
+        laboratory(family, "lwm").learn(0, 1)
 
 
 # -- what cannot be built ----------------------------------------------------------------------------------------------
