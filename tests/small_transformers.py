@@ -36,7 +36,9 @@ def network(family, seed=0, kind="AutoModel", **changes):
     import transformers
 
     config = transformers.AutoConfig.for_model(**architecture(family, **changes))
-    model = getattr(transformers, kind).from_config(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, kind).from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, value in model.state_dict().items():

@@ -31,7 +31,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(saved, tmp_path):
+def copied(tmp_path):
     """A directory of a ViT that a test may change."""
     return save(network("vit"), tmp_path / "vit")
 
@@ -72,7 +72,9 @@ def test_images_that_are_set_win(saved):
 
 
 def test_another_backbone_is_an_error(saved):
-    with pytest.raises(EtagError, match=r"are those of transformers: set model\.backbone=transformers, or leave it out"):
+    with pytest.raises(
+        EtagError, match=r"are those of transformers: set model\.backbone=transformers, or leave it out"
+    ):
         complete(ModelOptions(weights=str(saved("vit")), backbone="resnet18"))
 
 
@@ -82,7 +84,9 @@ def test_another_checksum_is_an_error(saved):
 
 
 def test_a_directory_without_a_configuration(tmp_path):
-    with pytest.raises(EtagError, match=r"is neither a model directory nor one of Hugging Face transformers, which has"):
+    with pytest.raises(
+        EtagError, match=r"is neither a model directory nor one of Hugging Face transformers, which has"
+    ):
         locate(str(tmp_path))
 
 
@@ -116,13 +120,14 @@ GRAY = {"num_channels": 1}
 
 @pytest.mark.parametrize("family", SMALL)
 @pytest.mark.parametrize("train", ["last-1", "head"])
-def test_a_model_is_learned_saved_and_loaded(family, train, saved, course, tmp_path):
+def test_a_model_is_learned_saved_and_loaded(family, train, saved, course):
     options = {"model.weights": str(saved(family, **GRAY)), "model.train": train, "data.size": SIDE}
     made = course("fine", **options, **{"train.epochs": 1})
     learner = made.learner()
     learner.method.load_weights()
     frozen = {name: value.clone() for name, value in learner.method.solver.backbone.stages[0].state_dict().items()}
-    made.learn(0, 1, learner=learner)
+    made.learn(0, learner=learner)
+    learner = made.learn(1)  # from the saved model
     images = torch.rand(3, 1, SIDE, SIDE)
     expected = learner.method.classifier().eval()(images)
     classifier, about = made.directory.load_classifier()
@@ -137,17 +142,16 @@ def test_a_model_is_learned_saved_and_loaded(family, train, saved, course, tmp_p
     assert (located.backbone, located.architecture["model_type"]) == ("transformers", family)
     other = new_backbone(complete(ModelOptions(weights=str(made.directory.path))), 1, SIDE)
     load_weights(other, located.file)
-    assert torch.equal(other.eval()(images), classifier.backbone(images))
+    torch.testing.assert_close(other.eval()(images), classifier.backbone(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("side", [SIDE, 20])
-def test_a_vit_is_exported_to_onnx(side, saved, course, tmp_path):
+def test_a_vit_for_images_of_another_side_is_exported_to_onnx(saved, course, tmp_path):
     import onnxruntime
 
-    options = {"model.weights": str(saved("vit", **GRAY)), "model.train": "head", "data.size": side}
+    options = {"model.weights": str(saved("vit", **GRAY)), "model.train": "head", "data.size": 20}
     made = course("fine", **options, **{"train.epochs": 1})
     made.learn(0)
     assert export_onnx(made.directory.path, tmp_path / "model.onnx") < 1e-4
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (found,) = session.run(None, {"images": np.zeros((7, 1, side, side), dtype=np.float32)})
+    (found,) = session.run(None, {"images": np.zeros((7, 1, 20, 20), dtype=np.float32)})
     assert found.shape == (7, 2)

@@ -48,7 +48,10 @@ BAD = {
     "stages": (architecture("convnext", num_stages=9), "hidden_sizes and depths need num_stages numbers each"),
     "no list": (architecture("convnext", hidden_sizes=8), "hidden_sizes: Input should be a valid list"),
     "heads": (architecture("vit", num_attention_heads=5), "hidden_size=16 is no multiple of the 5 heads"),
-    "heads of a stage": (architecture("swin", num_heads=[1, 3, 2]), "the width of stage 2, 16, is no multiple of its 3"),
+    "heads of a stage": (
+        architecture("swin", num_heads=[1, 3, 2]),
+        "the width of stage 2, 16, is no multiple of its 3",
+    ),
     "heads of stages": (architecture("swin", num_heads=[1]), "num_heads and depths need equally many numbers"),
     "a patch": (architecture("vit", patch_size=32), "image_size=16 is smaller than patch_size=32"),
     "sides": (architecture("vit", image_size=[16, 32]), "image_size: Input should be a valid integer"),

@@ -184,7 +184,7 @@ def _complete(values: dict[str, Any], model_type: str) -> dict[str, Any]:
 def download(source: str) -> Path:
     """The directory of a repository `hf:OWNER/NAME@REVISION` in the cache of the Hugging Face Hub; what is not in the
     cache, or has changed, is downloaded. With HF_HUB_OFFLINE=1 the network is not used."""
-    match = re.fullmatch(r"([\w.-]{1,96}/[\w.-]{1,96})(?:@([\w./-]{1,200}))?", source.removeprefix(HUB), re.ASCII)
+    match = re.fullmatch(r"(\w[\w.-]{0,95}/\w[\w.-]{0,95})(?:@(\w[\w./-]{0,199}))?", source.removeprefix(HUB), re.ASCII)
     if match is None:
         raise EtagError(f"{brief(source)} does not have the form hf:OWNER/NAME or hf:OWNER/NAME@REVISION.")
     name, revision = match.groups()

@@ -8,16 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.small_transformers import (
-    SIDE,
-    SMALL,
-    STAGES,
-    TOKEN_FAMILIES,
-    architecture,
-    features,
-    network,
-    save,
-)
+from tests.small_transformers import SIDE, SMALL, STAGES, TOKEN_FAMILIES, architecture, features, network, save
 from torch import nn
 
 from etag.core.errors import EtagError
@@ -340,7 +331,9 @@ def test_etag_trains_two_tasks(family, train, laboratory, snapshot):
 def test_methods_of_maps_run_or_say_why_not(family, laboratory):
     if family in TOKEN_FAMILIES:
         experiment = laboratory(family, "fine")
-        with pytest.raises(EtagError, match=r"needs the feature maps of a convolutional backbone, and model\.backbone="):
+        with pytest.raises(
+            EtagError, match=r"needs the feature maps of a convolutional backbone, and model\.backbone="
+        ):
             experiment.method.check_maps()
     else:
         laboratory(family, "lwm").learn(0, 1)
