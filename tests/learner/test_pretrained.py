@@ -92,7 +92,7 @@ def test_a_directory_without_a_configuration(tmp_path):
 
 def test_a_directory_without_weights(copied):
     (copied / "model.safetensors").unlink()
-    with pytest.raises(EtagError, match="^there are no weights in"):
+    with pytest.raises(EtagError, match=r"^there are no weights in"):
         locate(str(copied))
 
 
