@@ -61,11 +61,11 @@ class Backbone(nn.Module, ABC):
     has_maps = True  # whether stages end in maps, or in plain features or tokens
     signed = False  # whether features may be negative; if not, the generators of features end in a ReLU
     frozen = 0  # how many of the first stages do not train
-    original: Modules[nn.Sequential] | None  # the stages that train as they were first: a second set of features
 
     def __init__(self) -> None:
         super().__init__()
-        self.original = None  # not a class attribute, which would hide the module that is assigned later
+        # copies of the stages that train, as they were first, for a second set of features
+        self.original: Modules[nn.Sequential] | None = None
 
     @abstractmethod
     def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
