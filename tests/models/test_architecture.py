@@ -43,7 +43,7 @@ BAD = {
     "infinite": (architecture("swin", mlp_ratio=math.inf), "mlp_ratio: Input should be"),
     "null": (architecture("resnet", depths=None), "depths: Input should be a valid list"),
     "an empty list": (architecture("resnet", depths=[], hidden_sizes=[]), "hidden_sizes: List should have at least 1"),
-    "a long list": (architecture("swin", depths=[1] * 99), "depths: List should have at most 8"),
+    "a long list": (architecture("swin", depths=[1] * 99), "depths: List should have at most 6"),
     "lengths": (architecture("resnet", depths=[1]), "hidden_sizes and depths need equally many numbers"),
     "stages": (architecture("convnext", num_stages=9), "hidden_sizes and depths need num_stages numbers each"),
     "no list": (architecture("convnext", hidden_sizes=8), "hidden_sizes: Input should be a valid list"),
@@ -61,7 +61,7 @@ BAD = {
     "bottleneck": (architecture("resnet", layer_type="bottleneck"), "hidden_sizes must be at least 64"),
     "swiglu": (architecture("dinov2", use_swiglu_ffn=True), "use_swiglu_ffn: Input should be False"),
     "positions": (architecture("swin", use_absolute_embeddings=True), "use_absolute_embeddings: Input should be False"),
-    "a window": (architecture("swin", window_size=1000), "window_size: Input should be less than or equal to 32"),
+    "a window": (architecture("swin", window_size=1000), "window_size: Input should be less than or equal to 24"),
 }
 
 

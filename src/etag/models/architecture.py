@@ -14,9 +14,9 @@ from etag.core.errors import EtagError
 from etag.core.options import file_error
 from etag.core.text import brief, listing
 
-MAX_STAGES = 8
+MAX_STAGES = 6
 Width = Annotated[int, Field(ge=1, le=1 << 14)]
-Depth = Annotated[int, Field(ge=1, le=128)]
+Depth = Annotated[int, Field(ge=1, le=64)]
 Side = Annotated[int, Field(ge=1, le=1 << 14)]
 Positive = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 # our ResNet tells why: strided 1x1 convolutions of up to 8 channels may write out of bounds on a CPU
@@ -176,7 +176,7 @@ class Swin(Architecture):
     embed_dim: Width = 96
     depths: Annotated[list[Depth], Stages] = [2, 2, 6, 2]
     num_heads: Annotated[list[Width], Stages] = [3, 6, 12, 24]
-    window_size: Annotated[int, Field(ge=1, le=32)] = 7
+    window_size: Annotated[int, Field(ge=1, le=24)] = 7
     mlp_ratio: Annotated[float, Field(ge=0.1, le=64)] = 4.0
     qkv_bias: bool = True
     use_absolute_embeddings: Literal[False] = False

@@ -358,7 +358,7 @@ def test_with_other_channels():
 
 
 def test_a_network_larger_than_memory():
-    huge = options("vit", hidden_size=1 << 14, intermediate_size=1 << 14, num_hidden_layers=128)
+    huge = options("vit", hidden_size=1 << 14, intermediate_size=1 << 14, num_hidden_layers=64)
     with pytest.raises(EtagError, match=r"^a network of [\d,]+ GiB does not fit into this machine's"):
         build_solver(huge, HeadOptions(), 3, SIDE, STREAM)
 
