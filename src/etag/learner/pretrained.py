@@ -9,10 +9,11 @@ from typing import Any
 from etag.core.errors import EtagError, unknown_name
 from etag.core.files import require_regular_file
 from etag.core.images import ImageFormat
+from etag.learner import hugging_face
 from etag.learner.model_directory import ModelDirectory
 from etag.models.backbone import ModelOptions
 
-PACKAGE, HUB = "pkg:", "hf:"  # prefixes of a source of weights
+PACKAGE, HUB = "pkg:", hugging_face.HUB  # prefixes of a source of weights
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Located:
     images: ImageFormat | None = None
     architecture: dict[str, Any] | None = None
     sha256: str | None = None  # if it is known in advance
+    problem: str | None = None  # why `images` are not known, if the weights should say it
 
     def checked(self, expected: str | None) -> str:
         """The checksum of the file; an error if another one is expected."""
@@ -100,9 +102,13 @@ def locate(source: str) -> Located:
         if name not in KNOWN:
             raise unknown_name("package of weights", name, KNOWN)
         return _in_package(KNOWN[name])
+    if source.startswith(HUB):
+        return _in_transformers(hugging_face.download(source))
     path = Path(source).expanduser()
     if ModelDirectory(path).exists():
         return _in_model(ModelDirectory(path))
+    if path.is_dir():
+        return _in_transformers(path)
     return Located(path)
 
 
@@ -127,6 +133,21 @@ def _in_model(directory: ModelDirectory) -> Located:
     return Located(version.backbone_file, model.backbone, images, model.architecture)
 
 
+def _in_transformers(folder: Path) -> Located:
+    """A directory that transformers wrote: the network, its weights and its images."""
+    if not (folder / hugging_face.CONFIG).exists():
+        raise EtagError(
+            f"'{folder}' is neither a model directory nor one of Hugging Face transformers, which has a "
+            f"{hugging_face.CONFIG}: correct model.weights."
+        )
+    architecture, problem, images = hugging_face.read_config(folder), None, None
+    try:
+        images = hugging_face.read_images(folder, architecture)
+    except EtagError as error:  # it matters only where model.images is not set
+        problem = str(error)
+    return Located(hugging_face.weights_file(folder), "transformers", images, architecture, problem=problem)
+
+
 def complete(options: ModelOptions) -> ModelOptions:
     """The options with everything filled in that the weights say of themselves, and their checksum."""
     if options.weights is None:
@@ -137,6 +158,8 @@ def complete(options: ModelOptions) -> ModelOptions:
         raise EtagError(
             f"the weights {options.weights} are those of {backbone}: set model.backbone={backbone}, or leave it out."
         )
+    if options.images is None and located.problem is not None:
+        raise EtagError(located.problem)
     changes: dict[str, Any] = {"backbone": backbone, "sha256": located.checked(options.sha256)}
     if located.images is not None and options.images is None:
         changes |= {"images": located.images}

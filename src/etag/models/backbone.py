@@ -103,12 +103,17 @@ class Backbone(nn.Module, ABC):
 
     def add_original(self) -> None:
         """From now on return a second set of features: of copies of the stages that train (see `copy_original`)."""
-        self.original = Modules(deepcopy(stage) for stage in list(self.stages)[self.frozen :])
+        self.original = Modules(deepcopy(stage) for stage in self._stages_to_copy)
 
     def copy_original(self) -> None:
         """Take over the weights that the stages have now."""
-        for copy, stage in zip(self.original or (), list(self.stages)[self.frozen :], strict=True):
+        for copy, stage in zip(self.original or (), self._stages_to_copy, strict=True):
             copy.load_state_dict(stage.state_dict())
+
+    @property
+    def _stages_to_copy(self) -> list[nn.Sequential]:
+        """The stages that train."""
+        return list(self.stages)[self.frozen :]
 
     def pool(self, maps: Tensor) -> Tensor:
         """The features of the last stage's output."""

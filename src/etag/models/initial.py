@@ -29,7 +29,7 @@ def build(make: Callable[[], M], generator: torch.Generator) -> M:
     if size > (memory := _memory()):  # an error now, because the system would kill the process later
         raise EtagError(
             f"a network of {size / 2**30:,.0f} GiB does not fit into this machine's {memory / 2**30:,.0f} GiB of "
-            "memory: lower model.width or the number of classes."
+            "memory: lower model.width or the number of classes, or choose smaller weights."
         )
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
