@@ -373,3 +373,10 @@ def test_load_into_memory_lists_unreadable_files_of_both_sets(with_bad_files):
     with pytest.raises(EtagError, match="2 image files cannot be read") as caught:
         load_into_memory(train, test, 1)
     assert all(file in str(caught.value) for file in bad)
+
+
+def test_sets_of_different_sizes_are_joined_at_their_common_size():
+    small, large = IMAGES.resized(Resize(3)), replace(IMAGES, stored=IMAGES.pixels.expand(6, 1, 3, 3).contiguous())
+    for joined in (small.join([large]), large.join([small])):
+        assert torch.equal(joined.pixels, torch.cat([large.pixels, large.pixels]))
+    assert small.join([small]).stored.shape[-1] == 1

@@ -28,7 +28,7 @@ def frozen(lab):
 
 
 def exact(made, task):
-    """The task with features in place of images, each computed on its own, so that batches do not change its rounding."""
+    """The task with features in place of images, each computed on its own: batches do not change its rounding."""
     with torch.no_grad():
         images = made.preprocess.centered(task.train.pixels)
         matrix = torch.cat([made.method.solver.backbone.eval()(image[None]) for image in images])

@@ -50,8 +50,10 @@ class MemoryImages:
 
     def join(self, others: list[Self]) -> Self:
         """Return this set followed by the others as one set."""
-        sets = [self, *others]
-        return replace(self, stored=torch.cat([s.stored for s in sets]), labels=torch.cat([s.labels for s in sets]))
+        sets, labels = [self, *others], torch.cat([self.labels, *(other.labels for other in others)])
+        if any(part.enlarge != self.enlarge for part in others):
+            return replace(self, stored=torch.cat([part.pixels for part in sets]), labels=labels, enlarge=None)
+        return replace(self, stored=torch.cat([part.stored for part in sets]), labels=labels)
 
     def resized(self, resize: Resize) -> Self:
         """Return the images resized: smaller ones now, larger ones when they are read."""

@@ -184,6 +184,8 @@ class Learner:
         if self.directory is not None and self.runtime.leader:
             self.directory.save(self.method, self.about, options.keep_versions)
         self.runtime.fabric.barrier()
+        if self.directory is not None and self._feature_folder == self.directory.unfinished / "features":
+            self._feature_stores.clear()  # its folder is gone with the checkpoints
 
 
 @dataclass(frozen=True)
