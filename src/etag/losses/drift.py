@@ -40,7 +40,7 @@ def weighted_drift(old: Tensor, new: Tensor, means: Tensor, matrix: Tensor, sigm
     own = (projected * x).sum(1)  # f' E f of each image
     distances = own - 2 * m @ projected.T + ((m @ e) * m).sum(1)[:, None]  # (classes, images)
     far, near = distances.max(), distances.min()
-    scaled = (far - distances) / (far - near).clamp(min=1e-12)
+    scaled = (far - distances) / (far - near).clamp(min=torch.finfo(far.dtype).tiny)
     weights = (scaled / (2 * sigma**2)).softmax(1)
     return (weights @ (new.double() - x)).to(means)
 
