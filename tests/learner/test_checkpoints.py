@@ -118,11 +118,11 @@ def test_two_parameter_groups_are_resumed_too(small, tmp_path, cut_at):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("pass", "linear"), ("pass", "least_squares"), ("efc", "linear"), ("b4", "linear")]
+    ("name", "drift_map"), [("pass", "linear"), ("pass", "least_squares"), ("efc", "linear"), ("b4", "linear")]
 )
-def test_means_that_follow_the_backbone_are_moved_once(small, name, kind, tmp_path, cut_at):
+def test_means_that_follow_the_backbone_are_moved_once(small, name, drift_map, tmp_path, cut_at):
     group = "method.generator.drift" if name == "b4" else "method.drift"
-    drift = {group: {"kind": kind, "passes": 2, "train": {"steps": 9, "batch_size": 8}}}
+    drift = {group: {"map": drift_map, "passes": 2, "train": {"steps": 9, "batch_size": 8}}}
     config = small(name, **(OFTEN | {"train.epochs": 2} | SMALL.get(name, {}) | drift))
     run(config, tmp_path / "whole")
     assert cut_until_done(config, tmp_path / "cut", cut_at, [6, 4, 5, 4, 5, 4, 5]) > 3

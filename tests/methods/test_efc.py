@@ -197,7 +197,7 @@ def test_old_means_move_by_the_weighted_drift_of_the_new_images_and_covariances_
 
 
 def test_with_drift_means_and_covariances_follow_a_map_instead(lab):
-    laboratory = lab("efc", {"drift": {"kind": "least_squares", "ridge": 0.05, "passes": 0}}, lr=0.01)
+    laboratory = lab("efc", {"drift": {"map": "least_squares", "ridge": 0.05, "passes": 0}}, lr=0.01)
     laboratory.learn(0)
     method = laboratory.method
     means, factors = method.gaussians.means.double().numpy(), method.gaussians.factors.double().numpy()

@@ -8,7 +8,7 @@ from etag.core.work import DataPass
 from etag.methods.ldc import LdcOptions
 from etag.models.backbone import pooled
 
-EXACT = {"kind": "least_squares", "ridge": 1e-12, "passes": 0}
+EXACT = {"map": "least_squares", "ridge": 1e-12, "passes": 0}
 
 
 def features(laboratory, index):
@@ -96,7 +96,7 @@ def test_without_compensation_they_are_not(moved_exactly):
 
 
 def test_old_means_are_mapped_by_least_squares_on_the_new_images(lab):
-    laboratory = lab("ldc", {"drift": {"kind": "least_squares", "ridge": 0.05, "passes": 0}}, lr=0.01)
+    laboratory = lab("ldc", {"drift": {"map": "least_squares", "ridge": 0.05, "passes": 0}}, lr=0.01)
     laboratory.learn(0)
     before, old = laboratory.method.means.means.double().numpy(), features(laboratory, 1).double().numpy()
     laboratory.learn(1)
@@ -143,4 +143,4 @@ def test_it_stores_one_mean_per_class_and_no_map(lab):
 
 def test_its_defaults():
     o = LdcOptions(name="ldc")
-    assert (o.weight, o.tau, o.head.per_task, o.drift.kind) == (10.0, 2.0, True, "linear")
+    assert (o.weight, o.tau, o.head.per_task, o.drift.map) == (10.0, 2.0, True, "linear")

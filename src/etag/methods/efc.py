@@ -50,8 +50,8 @@ class EfcOptions(MethodOptions):
 
     @model_validator(mode="after")
     def _covariances_need_a_matrix(self) -> Self:
-        if self.drift is not None and self.drift.kind == "mlp":
-            raise ValueError("drift.kind=mlp cannot map covariances: choose linear or least_squares")
+        if self.drift is not None and self.drift.map == "mlp":
+            raise ValueError("drift.map=mlp cannot move covariances: choose linear or least_squares")
         return self
 
 

@@ -17,7 +17,7 @@ from etag.methods.parts.gaussians import JITTER, ClassGaussians
 from etag.methods.parts.prototypes import Prototypes
 
 SIZE = 6
-EXACT = {"kind": "least_squares", "ridge": 1e-12}
+EXACT = {"map": "least_squares", "ridge": 1e-12}
 QUICK = {"steps": 1500, "lr": 0.01, "batch_size": 32}
 
 
@@ -125,7 +125,7 @@ def test_a_trained_map_comes_close(follow):
 
 
 def test_a_small_network_does_where_the_new_images_are(follow):
-    made, images = prototypes(kind="mlp", hidden=64, train=QUICK), task(1).train
+    made, images = prototypes(map="mlp", hidden=64, train=QUICK), task(1).train
     near = torch.stack([images.inputs[images.labels == label].mean(0) for label in (2, 3)])
     made.store(means=near)
     follow(made)
@@ -176,7 +176,7 @@ def test_directions_that_the_new_images_do_not_have_stay():
 
 @pytest.mark.parametrize("kind", ["linear", "least_squares", "mlp"])
 def test_with_a_frozen_backbone_the_map_is_the_identity_and_nothing_is_trained(follow, kind):
-    made = prototypes(kind=kind)
+    made = prototypes(map=kind)
     before = made.means.clone()
     assert follow(made, new=Linear(MATRIX, is_frozen=True)) == []
     assert torch.equal(made.means, before)
@@ -240,6 +240,6 @@ def test_without_a_map_features_are_returned_as_they_are():
 
 def test_the_defaults_are_those_of_the_release_at_the_scale_of_its_tasks():
     o = DriftOptions()
-    assert o.kind == "linear"
+    assert o.map == "linear"
     assert (o.train.optimizer, o.train.lr, o.train.batch_size, o.train.weight_decay) == ("adam", 1e-3, 128, 0)
     assert o.train.steps == 20 * -(-5000 // 128)  # 20 epochs of CIFAR-100's 5,000 images per task

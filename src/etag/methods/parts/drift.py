@@ -42,22 +42,22 @@ class DriftTrainOptions(TrainOptions):
 class DriftOptions(Options):
     """How stored class means follow the backbone."""
 
-    kind: Literal["linear", "least_squares", "mlp"] = Field(
+    map: Literal["linear", "least_squares", "mlp"] = Field(
         "linear",
         description="the map from old to new features. linear: a matrix, trained from random weights (the paper's); "
         "least_squares: the matrix with the smallest error, computed and not trained; mlp: a network with one "
         "hidden layer, trained",
     )
-    hidden: PositiveInt = Field(512, description="width of the hidden layer; kind=mlp")
+    hidden: PositiveInt = Field(512, description="width of the hidden layer; map=mlp")
     passes: NonNegativeInt = Field(
         10,
         description="augmented passes over the images whose features are cached; each epoch of training uses one, in "
-        "turn, and kind=least_squares all; 0: one pass without augmentation",
+        "turn, and map=least_squares all; 0: one pass without augmentation",
     )
     ridge: PositiveFloat = Field(
         1e-2,
         description="penalty on the difference between the matrix and the identity, as a share of the mean square of "
-        "the features: directions that the new images do not have stay as they are; kind=least_squares",
+        "the features: directions that the new images do not have stay as they are; map=least_squares",
     )
     train: DriftTrainOptions = Field(DriftTrainOptions(), description="training of the map")
 
@@ -112,7 +112,7 @@ class Drift(nn.Module):
             (yield DataPass("drift features", module, images, epochs=max(1, o.passes))), len(task.train)
         )
         self.map = build(self._new_map, stream.torch_generator("map")).to(self._placement.device)
-        if o.kind == "least_squares":
+        if o.map == "least_squares":
             old, new = pairs.all_features.chunk(2, dim=1)
             with torch.no_grad():
                 self.matrix.copy_(least_squares_map(old, new, o.ridge))
@@ -123,7 +123,7 @@ class Drift(nn.Module):
         yield Phase("drift", MapObjective(self.map), cached, (group,), training)
 
     def _new_map(self) -> nn.Module:
-        if self.options.kind != "mlp":
+        if self.options.map != "mlp":
             return nn.Linear(self._size, self._size, bias=False)
         hidden = self.options.hidden
         return nn.Sequential(nn.Linear(self._size, hidden), nn.ReLU(), nn.Linear(hidden, self._size))
