@@ -3,7 +3,8 @@
 After a task, the empirical feature matrix E says how much the outputs depend on each direction of the feature. In the
 next task features may move freely where E is small. Each class is stored as a normal distribution of its features,
 whose mean follows the backbone. EFC++ (the default) trains the backbone with the new classes alone, and then
-re-balances the head on features of new and old classes; EFC trains both together.
+re-balances the head on features of new and old classes; EFC trains both together. Formulas and numbers are those of
+the authors' release (simomagi/elastic_feature_consolidation on GitHub); docs/methods.md says what differs here.
 """
 
 from typing import Any, ClassVar, Literal, Self
@@ -60,7 +61,8 @@ class EfcOptions(MethodOptions):
     MethodInfo(
         title="EFC++",
         color="#0072B2",
-        summary="features may move where the outputs do not depend on them; the head is re-balanced on class Gaussians",
+        summary="EFC++: features may move where the outputs do not depend on them; the head is re-balanced on class "
+        "Gaussians after the backbone is trained (variant=efc, the first EFC: while it is trained)",
         source="Magistri et al., 2024 (EFC) and 2025 (EFC++)",
         stores="solver; one mean, one covariance and one row of the head per class; one matrix for all classes",
     ),

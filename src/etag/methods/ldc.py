@@ -1,4 +1,7 @@
-"""LDC: learned drift compensation of class means, on LwF (Gomez-Villa et al., 2024)."""
+"""LDC: learned drift compensation of class means, on LwF (Gomez-Villa et al., 2024).
+
+Numbers are those of the authors' release (alviur/ldc on GitHub); docs/methods.md says what differs here.
+"""
 
 from pydantic import Field
 

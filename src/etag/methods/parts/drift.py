@@ -44,9 +44,9 @@ class DriftOptions(Options):
 
     map: Literal["linear", "least_squares", "mlp"] = Field(
         "linear",
-        description="the map from old to new features. linear: a matrix, trained from random weights (the paper's); "
-        "least_squares: the matrix with the smallest error, computed and not trained; mlp: a network with one "
-        "hidden layer, trained",
+        description="the map from old to new features. linear: a matrix, trained from random weights (LDC's release); "
+        "least_squares: the matrix with the smallest error, computed and not trained; mlp: a network with one hidden "
+        "layer, trained",
     )
     hidden: PositiveInt = Field(512, description="width of the hidden layer; map=mlp")
     passes: NonNegativeInt = Field(
