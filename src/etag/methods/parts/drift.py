@@ -111,6 +111,7 @@ class Drift(nn.Module):
         pairs = CachedFeatures.from_pass(
             (yield DataPass("drift features", module, images, epochs=max(1, o.passes))), len(task.train)
         )
+        # from here on checkpoints save it: a resumed plan creates it again before its weights are loaded
         self.map = build(self._new_map, stream.torch_generator("map")).to(self._placement.device)
         if o.map == "least_squares":
             old, new = pairs.all_features.chunk(2, dim=1)
