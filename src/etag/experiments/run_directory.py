@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from etag.core.errors import EtagError
-from etag.core.files import is_partial, locked, make_folder, read_file, remove, remove_partial, write_atomically
+from etag.core.files import locked, make_folder, read_file, remove, remove_partial, write_atomically
 from etag.core.options import dotted
 from etag.experiments import yaml_files
 from etag.experiments.config import RunConfig
@@ -35,17 +35,11 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out; the directory is created if it does not exist."""
-        if self._content() and not (self.config.is_file() or self.restarting):
+        if self.model.content() and not (self.config.is_file() or self.restarting):
             raise EtagError(f"'{self.path}' exists and is not a run directory: choose another one with --out.")
         self.model.check_links()
         with locked(self.path / LOCK, f"another process is using '{self.path}': wait for it, or choose --out."):
             yield
-
-    def _content(self) -> list[Path]:
-        """What is in it, except the lock and files that a killed process did not finish."""
-        if not self.path.is_dir():
-            return [self.path] if self.path.exists() else []
-        return [path for path in self.path.iterdir() if path.name != LOCK and not is_partial(path)]
 
     @property
     def restarting(self) -> bool:
@@ -58,7 +52,7 @@ class RunDirectory:
             remove_partial(folder)
         if restart or self.restarting:
             self._delete_run()
-        if self._content():
+        if self.model.content():
             self.check(config)
             make_folder(self.versions)  # a killed process may have written only `config`
             with self.resuming():
@@ -80,7 +74,7 @@ class RunDirectory:
         killed. `current` is deleted before the rest, so that nobody predicts with half a model."""
         write_atomically(self._restarting, "")
         remove(self.model.path / "current")
-        for path in self._content():
+        for path in self.model.content():
             if path != self._restarting:
                 remove(path)
         remove(self._restarting)

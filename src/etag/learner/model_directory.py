@@ -64,7 +64,7 @@ class ModelDirectory:
         """Keep other processes from changing the model meanwhile; the directory is created if it does not exist. Yields
         whether a killed command had to be completed first (see `recover`)."""
         existed = self._versions.is_dir()
-        if not existed and (self.path.is_file() or any(path.name != LOCK for path in self._content())):
+        if not existed and self.content():
             raise EtagError(f"'{self.path}' exists and is not a model directory: choose another directory.")
         self.check_links()
         try:
@@ -75,8 +75,11 @@ class ModelDirectory:
             if not existed and not self.exists() and not self.unfinished.exists() and self.path.is_dir():
                 remove(self.path)  # nothing was learned
 
-    def _content(self) -> list[Path]:
-        return [path for path in self.path.iterdir() if not is_partial(path)] if self.path.is_dir() else []
+    def content(self) -> list[Path]:
+        """What is in it, except the lock and files that a killed process did not finish; a file is its own content."""
+        if not self.path.is_dir():
+            return [self.path] if self.path.exists() else []
+        return [path for path in self.path.iterdir() if path.name != LOCK and not is_partial(path)]
 
     def check_links(self) -> None:
         """Raise an error if a part of the directory is a link: writing there would change files outside."""
