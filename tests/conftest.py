@@ -57,7 +57,7 @@ def runtime():
 # variants run the code of another method again: these are marked as slow
 VARIANTS = [
     *["efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m", "eewc", "elwf", "elwm", "epass"],
-    *["b0", "b1", "b2", "b3"],
+    *["b0", "b1", "b2", "b3", "eldc", "eefc"],
 ]
 EVERY_METHOD = [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in METHODS]
 
@@ -83,6 +83,8 @@ SMALL_OPTIONS = {
     "gc": {"features": {"passes": 2}, "generator": {"latent": 3, "hidden": 8, "train": SMALL_STEPS}},
     "bir": {"features": {"passes": 2}, "generator": {"latent": 3, "hidden": 10, "train": SMALL_STEPS}},
     "abd": {"generator": {"latent": 6, "train": SMALL_STEPS}},
+    "ldc": {"drift": {"passes": 2, "train": SMALL_STEPS}},
+    "efc": {"rebalance": {"feature_passes": 2, "train": {"epochs": 2, "batch_size": 12}}},
 }
 
 
@@ -105,7 +107,8 @@ class Lab:
         cls, options = METHODS[name], {"name": name, **options}
         for kind, small in SMALL_OPTIONS.items():
             if issubclass(cls, METHODS[kind]) and name != "b4":
-                options = small | options | {"generator": small["generator"] | options.get("generator", {})}
+                groups = {key: small[key] | options.get(key, {}) for key in small.keys() & {"generator"}}
+                options = small | options | groups
         self.method = cls(cls.Options.model_validate(options), self.context)
         self.engine = Engine(runtime)
 

@@ -128,6 +128,12 @@ def _keys(group: type[BaseModel], prefix: str) -> set[str]:
     return {key for key, _, _, _ in rows(group, prefix)}
 
 
+def is_variant(name: str) -> bool:
+    """Whether it is another method with other defaults (b0), and not a method of its own."""
+    parent = METHODS[name].__mro__[1]
+    return not METHODS[name].has_e_variant and hasattr(parent, "name")
+
+
 def page() -> str:
     """The whole page."""
     shared = frozenset(METHODS["fine"].Options.__mro__[2].model_fields)  # of every method
@@ -142,7 +148,7 @@ def page() -> str:
     parts.append(f"## method\n\n{base.__doc__}\n\n{table(rows(base, 'method.'))}")
     for name in METHODS:
         method = METHODS[name]
-        if method.is_e_variant or (not method.has_e_variant and name != "etag"):
+        if method.is_e_variant or is_variant(name):
             continue
         if name == "gfr":
             parts.append(
@@ -155,7 +161,7 @@ def page() -> str:
         parts.append(f"### {name}\n\n{method.info.summary}{changed}\n\n{own}")
     (fidelity,) = groups_in(METHODS["etag"].Options.model_fields["fidelity"].annotation)
     assert fidelity is FidelityOptions
-    variants = [n for n in METHODS if n != "etag" and not METHODS[n].is_e_variant and not METHODS[n].has_e_variant]
+    variants = [name for name in METHODS if not METHODS[name].is_e_variant and is_variant(name)]
     lines = [
         f"- `{name}`: {METHODS[name].info.summary} ({METHODS[name].__mro__[1].name} with "
         f"{_changed(METHODS[name].Options.changed_defaults)})"

@@ -34,6 +34,7 @@ from etag.app.folders import lesson_files, lesson_images
 from etag.app.sources import chosen_classes
 from etag.core import files
 from etag.core.errors import EtagError
+from etag.core.images import Resize
 from etag.data.decode import UnreadableImage, decode, image_size
 from etag.data.download import Download, fetch, unpack
 from etag.data.folders import as_images, image_sizes, list_classes, list_images, write_folders
@@ -416,13 +417,13 @@ def error_of(function, *arguments):
 
 def test_what_is_not_a_file_is_never_opened(special):
     path = str(special / "cat" / "3.png")
-    for function in (lambda: decode(path, 8), lambda: image_size(path)):
+    for function in (lambda: decode(path, Resize(8)), lambda: image_size(path)):
         assert_refused(isolated(error_of, function, seconds=30), "(not a regular file)")
     assert_refused(isolated(image_sizes, [path], seconds=30), "3.png (not a regular file)")
 
 
 def test_a_folder_with_something_that_is_not_a_file_is_read_without_waiting(special):
-    images = as_images(list_classes(special), workers=0).resized(8)
+    images = as_images(list_classes(special), workers=0).resized(Resize(8))
     result = isolated(images.in_memory, seconds=30)
     if (special / "cat" / "3.png").is_dir():  # which is searched for images, as all folders are
         assert result.startswith("done"), result
@@ -514,7 +515,7 @@ def test_names_that_are_not_utf_8_are_listed_and_decoded(not_utf_8, workers):
     listing = list_classes(not_utf_8)
     assert list(listing) == ["caf\udce9", "dog"]
     assert image_sizes([file for files in listing.values() for file in files]) == [(8, 8)] * 6
-    pixels = as_images(listing, workers).resized(8).in_memory().pixels
+    pixels = as_images(listing, workers).resized(Resize(8)).in_memory().pixels
     assert np.array_equal(pixels[1].numpy(), noise(1, 8, 8).transpose(2, 0, 1))
 
 
@@ -522,7 +523,7 @@ def test_names_that_are_not_utf_8_are_listed_and_decoded(not_utf_8, workers):
 def test_a_damaged_file_with_such_a_name_is_an_error(not_utf_8, workers):
     (not_utf_8 / "dog" / "b\udcff1.png").write_bytes(b"damaged")
     with pytest.raises(EtagError, match=r"1.png \(not an image\)"):
-        as_images(list_classes(not_utf_8), workers).resized(8).in_memory()
+        as_images(list_classes(not_utf_8), workers).resized(Resize(8)).in_memory()
 
 
 def test_a_lesson_of_such_names_has_a_fingerprint(not_utf_8, model):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from etag.core.errors import EtagError
+from etag.core.images import Resize
 from etag.core.random import Placement, Stream
 from etag.data.batches import FeatureBatches, ImageBatches
 from etag.data.images import FileImages, MemoryImages
@@ -153,7 +154,7 @@ def files_and_memory(tmp_path_factory, picture):
     folder = tmp_path_factory.mktemp("files")
     for number in range(21):
         picture(folder / f"{number:02}.png", seed=number)
-    files = FileImages(np.array(sorted(map(str, folder.iterdir()))), torch.arange(21), side=8, workers=1)
+    files = FileImages(np.array(sorted(map(str, folder.iterdir()))), torch.arange(21), resize=Resize(8), workers=1)
     return files, files.in_memory()
 
 

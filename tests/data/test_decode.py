@@ -1,3 +1,4 @@
+import gc
 import os
 import warnings
 
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from etag.core.images import Resize
 from etag.data.decode import UnreadableImage, decode, image_size
 
 # EXIF orientation -> function from the stored pixels to the displayed ones
@@ -24,7 +26,7 @@ ROTATIONS = {
 
 def decoded(path, side):
     """Return the decoded image as height x width x 3."""
-    pixels = decode(path, side)
+    pixels = decode(path, Resize(side))
     assert pixels.dtype == np.uint8
     assert pixels.shape == (3, side, side)
     assert pixels.flags.c_contiguous
@@ -218,7 +220,7 @@ def damaged(tmp_path, picture, png_bytes):
     ],
 )
 def test_an_unreadable_file_raises_an_error_with_the_reason(damaged, name, reason):
-    for read in (lambda path: decode(path, 8), image_size):
+    for read in (lambda path: decode(path, Resize(8)), image_size):
         if name.startswith("cut") and read is image_size:
             continue  # the header is intact
         with pytest.raises(UnreadableImage, match=rf"^{reason}$"):
@@ -227,7 +229,7 @@ def test_an_unreadable_file_raises_an_error_with_the_reason(damaged, name, reaso
 
 def reasons_of_all(folder):
     for path in [*sorted(folder.iterdir()), folder / "missing.png"]:
-        for read in (lambda path: decode(path, 8), image_size):
+        for read in (lambda path: decode(path, Resize(8)), image_size):
             try:
                 read(path)
             except UnreadableImage as reason:
@@ -243,6 +245,7 @@ def test_the_warning_filters_are_restored(damaged):
 
 
 def test_no_file_is_left_open(damaged):
+    gc.collect()  # files of earlier tests
     before = sorted(os.listdir("/proc/self/fd"))
     reasons = [list(reasons_of_all(damaged)) for _ in range(3)]
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -254,7 +257,7 @@ def test_only_allowed_formats_are_opened(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.png")
     with pytest.raises(UnreadableImage, match="not an image"):
-        decode(tmp_path / "a.png", 8)
+        decode(tmp_path / "a.png", Resize(8))
 
 
 # -- fuzzing ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etag.core.errors import EtagError
+from etag.core.images import Resize
 from etag.data.folders import as_images, common_size, hold_out_files, list_classes, list_images
 from etag.data.sources.folder import parts
 
@@ -67,7 +68,7 @@ def test_a_class_can_have_any_name(tmp_path, classes_in):
     classes_in(tmp_path, *(f"{name}/1.png" for name in odd))
     listing = list_classes(tmp_path)
     assert list(listing) == odd
-    assert as_images(listing, 0).resized(8).in_memory().labels.tolist() == list(range(6))
+    assert as_images(listing, 0).resized(Resize(8)).in_memory().labels.tolist() == list(range(6))
 
 
 @pytest.mark.parametrize(
@@ -205,5 +206,5 @@ def test_common_size_lists_all_unreadable_files_in_one_error(tmp_path, picture):
 def test_as_images_reads_the_listed_files_in_class_order(tmp_path, picture):
     pixels = {name: picture(tmp_path / name / "1.png", seed=number) for number, name in enumerate("abc")}
     listing = list_classes(tmp_path)
-    read = as_images({name: listing[name] for name in "cab"}, 0).resized(8).in_memory().pixels
+    read = as_images({name: listing[name] for name in "cab"}, 0).resized(Resize(8)).in_memory().pixels
     assert np.array_equal(read.numpy().transpose(0, 2, 3, 1), [pixels[name] for name in "cab"])

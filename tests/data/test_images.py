@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from etag.core.errors import EtagError
+from etag.core.images import Resize
 from etag.core.random import Placement, Stream
 from etag.data.batches import ImageBatches
 from etag.data.images import FileImages, MemoryImages, MixedImages, concat_images, load_into_memory
@@ -38,8 +39,8 @@ def test_join_appends_the_other_sets_in_order():
 
 def test_images_in_memory_can_be_relabeled_and_resized():
     assert contents(replace(IMAGES, labels=torch.arange(6))) == (list(range(6)), list(range(6)))
-    assert IMAGES.resized(1) is IMAGES
-    larger = IMAGES.resized(3)
+    assert IMAGES.resized(Resize(1)) is IMAGES
+    larger = IMAGES.resized(Resize(3))
     assert torch.equal(larger.pixels, IMAGES.pixels.expand(6, 1, 3, 3))  # each image has a single gray value
     assert larger.labels is IMAGES.labels
 
@@ -62,7 +63,9 @@ def files_and_pixels(tmp_path_factory, picture):
 @pytest.fixture
 def images(files_and_pixels):
     """images(workers) -> the ten files as a set, labeled 100, 101, ..."""
-    return lambda workers=0: FileImages(np.array(files_and_pixels[0]), torch.arange(100, 110), side=8, workers=workers)
+    return lambda workers=0: FileImages(
+        np.array(files_and_pixels[0]), torch.arange(100, 110), resize=Resize(8), workers=workers
+    )
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def with_bad_files(tmp_path, images):
         for file in bad:
             with open(file, "wb") as output:
                 output.write(b"no image")
-        return good.join([FileImages(np.array(bad), torch.arange(count), side=8, workers=workers)]), bad
+        return good.join([FileImages(np.array(bad), torch.arange(count), resize=Resize(8), workers=workers)]), bad
 
     return add
 
@@ -110,7 +113,7 @@ def test_files_can_be_selected_joined_relabeled_and_resized(images, files_and_pi
     assert joined.labels.tolist() == [107, 102, 105, 107, 102]
     assert torch.equal(joined.in_memory().pixels, files_and_pixels[1][[7, 2, 5, 7, 2]])
     assert replace(part, labels=torch.tensor([0, 1])).in_memory().labels.tolist() == [0, 1]
-    larger = part.resized(16)
+    larger = part.resized(Resize(16))
     assert larger.nbytes == larger.in_memory().pixels.nbytes == 2 * 3 * 16 * 16
     assert larger.in_memory().pixels.shape == (2, 3, 16, 16)
 
@@ -118,7 +121,7 @@ def test_files_can_be_selected_joined_relabeled_and_resized(images, files_and_pi
 def test_file_names_can_have_any_characters(tmp_path, picture):
     names = ["Ωμέγα 犬.png", "a b\tc.png", os.fsdecode(b"\xff\xfe.png")]
     pixels = [picture(tmp_path / name, seed=number) for number, name in enumerate(names)]
-    files = FileImages(np.array([str(tmp_path / name) for name in names]), torch.arange(3), side=8, workers=1)
+    files = FileImages(np.array([str(tmp_path / name) for name in names]), torch.arange(3), resize=Resize(8), workers=1)
     assert np.array_equal(files.in_memory().pixels.numpy().transpose(0, 2, 3, 1), pixels)
 
 
@@ -223,7 +226,7 @@ MIXED_LABELS = [3, 1, 3, 0, 2, 7, 5, 7, 6, 5]
 
 @pytest.fixture
 def files(mixed_files_and_pixels):
-    return FileImages(mixed_files_and_pixels[0], torch.tensor(MIXED_LABELS[:5]), 8, workers=0)
+    return FileImages(mixed_files_and_pixels[0], torch.tensor(MIXED_LABELS[:5]), Resize(8), workers=0)
 
 
 @pytest.fixture
@@ -260,7 +263,7 @@ def test_mixed_batches_are_read_in_the_given_order(mixed):
 
 
 def test_mixed_batches_are_the_same_with_worker_processes(files, memory, mixed_files_and_pixels):
-    images = MixedImages.of(FileImages(files.files, files.labels, 8, workers=2), memory)
+    images = MixedImages.of(FileImages(files.files, files.labels, Resize(8), workers=2), memory)
     for rows, batch in zip(MIXED_ROWS, read_batches(images, *MIXED_ROWS), strict=True):
         assert torch.equal(batch, mixed_files_and_pixels[1][rows])
 
@@ -347,8 +350,8 @@ def test_concat_images_joins_sets_of_any_kinds(files, memory, mixed_files_and_pi
 
 @pytest.mark.parametrize(("limit", "loaded"), [(6, True), (5, False), (0, False)])
 def test_load_into_memory_decodes_files_only_if_both_sets_fit(images, limit, loaded):
-    train = images().select(torch.arange(8)).resized(448)  # 8 images need 4.6 MiB, 10 need 5.7 MiB
-    test = images().select(torch.tensor([8, 9])).resized(448)
+    train = images().select(torch.arange(8)).resized(Resize(448))  # 8 images need 4.6 MiB, 10 need 5.7 MiB
+    test = images().select(torch.tensor([8, 9])).resized(Resize(448))
     results = load_into_memory(train, test, limit)
     if not loaded:
         assert results == (train, test)
@@ -370,3 +373,10 @@ def test_load_into_memory_lists_unreadable_files_of_both_sets(with_bad_files):
     with pytest.raises(EtagError, match="2 image files cannot be read") as caught:
         load_into_memory(train, test, 1)
     assert all(file in str(caught.value) for file in bad)
+
+
+def test_sets_of_different_sizes_are_joined_at_their_common_size():
+    small, large = IMAGES.resized(Resize(3)), replace(IMAGES, stored=IMAGES.pixels.expand(6, 1, 3, 3).contiguous())
+    for joined in (small.join([large]), large.join([small])):
+        assert torch.equal(joined.pixels, torch.cat([large.pixels, large.pixels]))
+    assert small.join([small]).stored.shape[-1] == 1

@@ -62,7 +62,9 @@ METHODS = {
             "train": {"optimizer": "sgd", "steps": 3, "batch_size": 8},
         }
     },
-    "pass": {"method.l2_reduction": "mean_norm"},
+    "pass": {"method.l2_reduction": "mean_norm", "method.drift": {"map": "least_squares", "passes": 2}},
+    "ldc": {"method.drift": {"passes": 2, "train": {"optimizer": "sgd", "steps": 6, "batch_size": 8}}},
+    "efc": {"method.rebalance": {"feature_passes": 2, "train": {"epochs": 2, "batch_size": 16}}},
 }
 
 

@@ -29,6 +29,7 @@ from PIL import Image
 
 from etag.app.predicting import probabilities
 from etag.core.errors import EtagError
+from etag.core.images import Resize
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
 from etag.data.decode import UnreadableImage, decode
@@ -400,7 +401,7 @@ class Picture(Target):
 
     def read(self):
         for path in self.files:
-            decode(str(path), 16)
+            decode(str(path), Resize(16))
 
 
 def png(pixels):

@@ -29,6 +29,8 @@ SMALL = {
     "gc": {"method.features.passes": 2, "method.generator.train.steps": 6},
     "bir": {"method.features.passes": 2, "method.generator": {"hidden": 32, "train": {"steps": 6, "batch_size": 8}}},
     "abd": {"method.generator": {"latent": 8, "train": {"steps": 8, "batch_size": 8}}},
+    "ldc": {"method.drift": {"passes": 2, "train": {"steps": 7, "batch_size": 8}}},
+    "efc": {"method.rebalance": {"feature_passes": 2, "train": {"epochs": 3, "batch_size": 16}}},
 }
 HAS_GENERATOR = ("gfr", "egfr", "etag", "b0", "b1", "b2", "b3", "dgr", "edgr", "tag")
 
@@ -112,6 +114,18 @@ def test_two_parameter_groups_are_resumed_too(small, tmp_path, cut_at):
     config = small("gfr", **(OFTEN | {"method.generator": generator}))
     run(config, tmp_path / "whole")
     cut_until_done(config, tmp_path / "cut", cut_at, [7, 9, 8, 12, 9])
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("name", "drift_map"), [("pass", "linear"), ("pass", "least_squares"), ("efc", "linear"), ("b4", "linear")]
+)
+def test_means_that_follow_the_backbone_are_moved_once(small, name, drift_map, tmp_path, cut_at):
+    group = "method.generator.drift" if name == "b4" else "method.drift"
+    drift = {group: {"map": drift_map, "passes": 2, "train": {"steps": 9, "batch_size": 8}}}
+    config = small(name, **(OFTEN | {"train.epochs": 2} | SMALL.get(name, {}) | drift))
+    run(config, tmp_path / "whole")
+    assert cut_until_done(config, tmp_path / "cut", cut_at, [6, 4, 5, 4, 5, 4, 5]) > 3
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 

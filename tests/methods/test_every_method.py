@@ -249,6 +249,16 @@ BAD = [
     ("dgr", {"method.head.per_task": True}, "head.per_task=true does not work with dgr: its tasks share one head"),
     ("abd", {"method.head.kind": "proxies"}, "head.kind=proxies does not work with abd: choose linear"),
     ("fine", {"method.head": {"kind": "cosine", "growth": "fixed"}}, "growth=fixed needs one linear head"),
+    ("ldc", {"method.drift.map": "matrix"}, "'linear', 'least_squares' or 'mlp'"),
+    ("ldc", {"method.drift.ridge": 0}, "method.drift.ridge"),
+    ("ldc", {"method.head.kind": "cosine"}, "head.kind=cosine does not work with ldc: choose linear"),
+    ("efc", {"method.drift.map": "mlp"}, "drift.map=mlp cannot move covariances: choose linear or least_squares"),
+    ("efc", {"method.variant": "efc+"}, "'efc++' or 'efc'"),
+    ("efc", {"method.sigma": 0}, "method.sigma"),
+    ("efc", {"method.head.growth": "fixed"}, "head.growth=fixed does not work with efc: choose growing"),
+    ("efc", {"method.head.per_task": True}, "head.per_task=true does not work with efc: its tasks share one head"),
+    ("eefc", {"method.embedding.views": "jigsaw"}, "whose own views are rotation"),
+    ("etag", {"method.generator.drift.map": "linear"}, "unknown option 'method.generator.drift'"),
 ]
 
 

@@ -99,3 +99,18 @@ def test_b4_is_etag_with_class_means_bit_for_bit(lab):
     assert_equal(b4, b4_with_kind)
     assert issubclass(METHODS["b4"], ETag)
     assert not issubclass(METHODS["b4"], GFR)
+
+
+def test_the_prototypes_of_b4_follow_the_backbone_if_asked(lab):
+    drift = {"map": "least_squares", "passes": 0}
+    follows, stays = lab("b4", {"generator": {"kind": "prototypes", "drift": drift}}), lab("b4")
+    for laboratory in (follows, stays):
+        laboratory.learn(0)
+        laboratory.begin(1)
+    assert list(stays.works(1)) == ["solver", "features"]
+    assert list(follows.works(1)) == ["solver", "drift features", "features"]
+    before = stays.method.generator.network.means[:3].clone()
+    for laboratory in (lab("b4", {"generator": {"kind": "prototypes", "drift": drift}}), lab("b4")):
+        laboratory.learn(0, 1)
+        moved = not torch.equal(laboratory.method.generator.network.means[:3], before)
+        assert moved == (laboratory.method.options.generator.drift is not None)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +67,27 @@ def test_prototypes_are_the_mean_features_of_the_trained_solver(lab):
     assert method.prototypes.means.shape[0] == 5
 
 
+def test_with_drift_old_prototypes_follow_the_backbone_and_without_they_stay(lab):
+    drift = {"map": "least_squares", "ridge": 0.05, "passes": 0}
+    follows, stays = lab("pass", {"drift": drift}, lr=0.01), lab("pass", lr=0.01)
+    for laboratory in (follows, stays):
+        laboratory.learn(0)
+    inputs = follows.preprocess.centered(follows.task(1).train.pixels)
+    before = follows.method.prototypes.means.clone()
+    old = follows.method.solver.backbone.eval()(inputs).detach().double().numpy()
+    for laboratory in (follows, stays):
+        laboratory.learn(1)
+    new = follows.method.solver.backbone.eval()(inputs).detach().double().numpy()
+    further = math.sqrt(0.05 * np.mean((old**2).sum(0))) * np.eye(old.shape[1])
+    naive, *_ = np.linalg.lstsq(np.vstack([old, further]), np.vstack([new, further]), rcond=None)
+    moved = before.double().numpy() @ naive
+    assert np.abs(moved - before.numpy()).max() > 1e-3
+    np.testing.assert_allclose(follows.method.prototypes.means[:3], moved, rtol=1e-3, atol=1e-4)
+    assert torch.equal(stays.method.prototypes.means[:3], before)
+    assert torch.equal(follows.method.prototypes.radius, stays.method.prototypes.radius)
+
+
 def test_its_defaults():
     o = PassOptions(name="pass")
+    assert o.drift is None
     assert (o.tau, o.l2_weight, o.l2_reduction, o.replay_weight) == (0.1, 10.0, "frobenius", 10.0)

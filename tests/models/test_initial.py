@@ -6,6 +6,7 @@ from torch import nn
 
 from etag.core.random import Stream
 from etag.models.initial import build
+from etag.models.modules import ConvNorm
 
 
 def generator(name="a"):
@@ -24,10 +25,9 @@ def test_the_same_generator_gives_the_same_network():
 
 
 def test_layers_have_the_usual_initial_weights():
-    network = build(lambda: nn.Sequential(nn.Conv2d(16, 64, 3), nn.BatchNorm2d(64), nn.Linear(400, 100)), generator())
-    convolution, norm, linear = network
+    network = build(lambda: nn.Sequential(ConvNorm(16, 64, 3), nn.Linear(400, 100)), generator())
+    (convolution, norm), linear = network
     assert convolution.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 9)), rel=0.05)  # He, fan-out
-    assert torch.count_nonzero(convolution.bias) == 0
     assert linear.weight.abs().max().item() == pytest.approx(1 / 20, rel=0.01)  # uniform within 1 / sqrt(fan-in)
     assert linear.weight.std().item() == pytest.approx(1 / 20 / math.sqrt(3), rel=0.05)
     assert 0 < linear.bias.abs().max() <= 1 / 20
@@ -41,24 +41,27 @@ def test_a_network_is_built_on_the_cpu_and_can_be_trained():
         assert parameter.requires_grad
 
 
-@pytest.mark.parametrize(
-    "unknown", [lambda: nn.PReLU(), lambda: nn.BatchNorm1d(3, affine=False)], ids=["parameter", "buffer"]
-)
-def test_a_module_without_an_initialization_rule_is_an_error(unknown):
-    with pytest.raises(TypeError, match="no initialize"):
-        build(lambda: nn.Sequential(nn.Linear(2, 2), unknown()), generator())
-
-
-def test_a_module_can_initialize_itself():
-    class FeatureScale(nn.Module):
+def test_any_module_is_initialized_by_its_own_constructor():
+    class Own(nn.Module):
         def __init__(self):
             super().__init__()
-            self.factor = nn.Parameter(torch.empty(3))
-            self.inner = nn.Linear(2, 2)
+            self.factor = nn.Parameter(torch.empty(3).uniform_(5, 6))
+            self.norm, self.attention = nn.LayerNorm(4), nn.MultiheadAttention(4, 2)
 
-        def initialize(self, generator):
-            nn.init.uniform_(self.factor, 5, 6, generator=generator)
+    first, again, other = (build(Own, generator(name)).state_dict() for name in "aab")
+    assert ((first["factor"] >= 5) & (first["factor"] <= 6)).all()
+    assert first["norm.weight"].tolist() == [1, 1, 1, 1]
+    for name in ("factor", "attention.in_proj_weight"):
+        assert torch.equal(first[name], again[name])
+        assert not torch.equal(first[name], other[name])
 
-    network = build(FeatureScale, generator())
-    assert ((network.factor >= 5) & (network.factor <= 6)).all()
-    assert network.inner.weight.abs().max() <= 1 / math.sqrt(2)  # children are initialized separately
+
+def test_two_modules_from_one_generator_differ():
+    one = generator()
+    assert not torch.equal(*(build(lambda: nn.Linear(3, 3), one).weight for _ in range(2)))
+
+
+def test_the_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    build(net, generator())
+    assert torch.equal(torch.get_rng_state(), before)

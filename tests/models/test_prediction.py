@@ -14,9 +14,12 @@ from etag.models.initial import build
 from etag.models.modules import Modules
 from etag.models.prediction import (
     ClassScores,
+    CosineRule,
     HeadRule,
     HiddenLayersRule,
     LikelihoodRule,
+    LinearRule,
+    MahalanobisRule,
     PerTaskRule,
     PredictionRule,
     RectifiedRule,
@@ -214,6 +217,12 @@ def test_hidden_layers_come_after_the_scale_and_before_the_head():
     assert rule(features).shape == (4, 5)
 
 
+def filled(rule, **shapes):
+    """A rule with stored numbers of these shapes."""
+    rule.store(**{name: numbers(*shape) for name, shape in shapes.items()})
+    return rule
+
+
 # -- descriptions ----------------------------------------------------------------------------------
 
 RULES = {
@@ -222,6 +231,9 @@ RULES = {
     "RectifiedRule": lambda: RectifiedRule(head_of(2, 1, 2, features=6), rectified(*THREE_TASKS).scores),
     "LikelihoodRule": lambda: likelihoods(4),
     "HiddenLayersRule": hidden,
+    "CosineRule": lambda: filled(CosineRule(6), means=(5, 6)),
+    "LinearRule": lambda: filled(LinearRule(6, 4), weight=(5, 4), bias=(5,), directions=(6, 4)),
+    "MahalanobisRule": lambda: filled(MahalanobisRule(6, 0.5), means=(5, 6), factors=(5, 6, 6)),
 }
 
 

@@ -43,7 +43,7 @@ def test_gates_are_saved_with_the_weights():
 
 @torch.no_grad()
 def test_silent_units_do_not_affect_the_output():
-    net, codes, shares = network(3), numbers(4, 3), torch.eye(3)[[0, 1, 2, 1]]
+    net, codes, shares = network(3, silent=0.5), numbers(4, 3), torch.eye(3)[[0, 1, 2, 1]]
     net.decoder.bias.fill_(5.0)  # so that no unit is zero without a gate
     before = net.decode(codes, shares)
     only_class_0 = (net.gate.masks[1] == 0) & (net.gate.masks[0] == 1)

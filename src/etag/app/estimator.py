@@ -96,7 +96,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         about, config = self._configured(known, len(names), pixels.shape[-1], pixels.shape[1])
         _check_channels(pixels, about)
         number = {name: place for place, name in enumerate(order)}
-        images = MemoryImages(pixels, torch.tensor([number[name] for name in names])).resized(about.preprocess.size)
+        images = MemoryImages(pixels, torch.tensor([number[name] for name in names])).resized(about.preprocess.resize)
         counts = images.labels.bincount(minlength=len(order)).tolist()
         if single := [repr(name) for name, count in zip(order, counts, strict=True) if count < 2]:
             raise EtagError(f"classes with a single image ({', '.join(single)}) cannot be tested: add images.")
@@ -133,7 +133,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if isinstance(X, str | Path):
             return unlabeled_images(list(image_files([str(X)])), about, workers=1).in_memory()
         pixels = as_pixels(X)
-        return MemoryImages(pixels, torch.zeros(len(pixels)).long()).resized(about.preprocess.size)
+        return MemoryImages(pixels, torch.zeros(len(pixels)).long()).resized(about.preprocess.resize)
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The likeliest class of each image."""

@@ -44,7 +44,7 @@ def evaluate_folder(
     listing = list_classes(folder, fewest=1)
     if unknown_names := [name for name in listing if name not in about.classes]:
         raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(unknown_names)}.")
-    images = as_images(listing, workers, about.channels).resized(about.preprocess.size)
+    images = as_images(listing, workers, about.channels).resized(about.preprocess.resize)
     place = torch.tensor([about.classes.index(name) for name in listing])
     labels, probability = place[images.labels], _all(classifier, about, images)
     predicted, classes = probability.argmax(1), len(about.classes)

@@ -4,7 +4,7 @@ import glob
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,10 @@ def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> L
 
 def lesson_images(listing: Listing, about: ModelInfo, memory: int, workers: int, update: bool = False) -> LessonImages:
     """A lesson from files: every fifth image of a class is held out; decoded now if all fit into `memory` MiB."""
-    names, side = tuple(listing), about.preprocess.size
-    train, held_out = (as_images(part, workers, about.channels).resized(side) for part in hold_out_files(listing))
-    fingerprint = json.dumps([side, {name: [_fingerprint(file) for file in files] for name, files in listing.items()}])
+    names, resize = tuple(listing), about.preprocess.resize
+    train, held_out = (as_images(part, workers, about.channels).resized(resize) for part in hold_out_files(listing))
+    files = {name: [_fingerprint(file) for file in class_files] for name, class_files in listing.items()}
+    fingerprint = json.dumps([astuple(resize), files])
     return LessonImages(*load_into_memory(train, held_out, memory), names, checksum(fingerprint.encode()), update)
 
 

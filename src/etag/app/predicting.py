@@ -36,7 +36,7 @@ def probabilities(classifier: Classifier, about: ModelInfo, pixels: Tensor) -> T
 def unlabeled_images(files: Sequence[str], about: ModelInfo, workers: int) -> FileImages:
     """Files as images of the model's size and channels, without labels."""
     labels = torch.zeros(len(files)).long()
-    return FileImages(np.array(files), labels, about.preprocess.size, workers, about.channels)
+    return FileImages(np.array(files), labels, about.preprocess.resize, workers, about.channels)
 
 
 def predict_files(

@@ -1,15 +1,31 @@
 """Settings that follow from the images, where the user sets none."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from etag.data.folders import image_sizes
+from etag.learner.pretrained import default_is_installed
 
+SCRATCH, PRETRAINED = "learn", "learn-pretrained"  # recipes
+FEW_IMAGES = 300  # so few are shown to a pre-trained backbone at its own size on a CPU, more at half of it
 INSPECTED = 200  # files whose size is read
 SIDES = (32, 64, 128)  # pixels that images are scaled to on a CPU; on a GPU, or with given weights, 224 is a choice too
+
+
+def recipe_for(given: Mapping[str, Any], from_scratch: bool) -> str:
+    """The recipe of a new model: with pre-trained weights if they are installed and nothing given excludes them."""
+    excluded = from_scratch or any(
+        given.get(key) is not None for key in ("model.width", "model.backbone", "model.weights")
+    )
+    return SCRATCH if excluded or not default_is_installed() else PRETRAINED
+
+
+def for_pretrained(images: int) -> dict[str, Any]:
+    """What a model with a pre-trained backbone starts with."""
+    return {"data.size": 224 if images <= FEW_IMAGES or torch.cuda.is_available() else 128}
 
 
 def for_images(files: Sequence[str], weights: str | None = None) -> dict[str, Any]:

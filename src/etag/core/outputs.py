@@ -16,7 +16,7 @@ class Need(Flag):
     FEATURE = auto()  # the pooled feature of each image
     LOGITS = auto()  # the head's outputs for each image
     VIEW_FEATURES = auto()  # the pooled feature of each selected view
-    STAGES = auto()  # the map of every stage for each image, before and after the stage's activation
+    STAGES = auto()  # the map of every stage that trains for each image, before and after the stage's activation
     AUXILIARY = auto()  # the outputs of the auxiliary classifiers for each selected view
 
 
@@ -24,10 +24,11 @@ class Need(Flag):
 class Views:
     """The inputs of one solver pass: the images first, then further views of them (rotations and the like)."""
 
-    inputs: Tensor
+    inputs: Tensor  # images, or what the first `after` stages make of them, or features
     image_count: int  # the first rows of `inputs`: the images themselves
     selected: Tensor | None = None  # rows of `inputs` that the auxiliaries see; None: all
     labels: Tensor | None = None  # of the selected rows: the class and the view together
+    after: int = 0  # how many stages have processed `inputs`
 
 
 @dataclass

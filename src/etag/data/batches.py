@@ -9,6 +9,7 @@ from etag.core.errors import EtagError
 from etag.core.random import Draws, Placement, Stream
 from etag.core.scenario import ImageSet
 from etag.core.work import Batch
+from etag.data.images import Features
 from etag.data.preprocess import Preprocess
 
 
@@ -48,7 +49,8 @@ class _RowBatches:
 
 
 class ImageBatches(_RowBatches):
-    """Batches of normalized images, augmented if `augment` is true and the data allow it (`Preprocess.augment`)."""
+    """Batches of normalized images, augmented if `augment` is true and the data allow it (`Preprocess.augment`).
+    Features in place of images are returned as they are."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class ImageBatches(_RowBatches):
     ) -> None:
         super().__init__(len(images), size, stream, placement, shuffle, drop_last)
         self._images, self._preprocess, self._augment = images, preprocess, augment
+        self._is_features = isinstance(images, Features)
 
     @property
     def smallest(self) -> int:
@@ -78,7 +81,10 @@ class ImageBatches(_RowBatches):
         batches = self._images.read([rows for rows, _, _ in steps])
         for (rows, draws, total), pixels in zip(steps, batches, strict=True):
             pixels = pixels.to(device, non_blocking=True)
-            inputs = preprocess.augmented(pixels, draws, total) if self._augment else preprocess.centered(pixels)
+            if self._is_features:
+                inputs = pixels
+            else:
+                inputs = preprocess.augmented(pixels, draws, total) if self._augment else preprocess.centered(pixels)
             yield Batch(inputs, self._images.labels[rows].to(device, non_blocking=True), draws, total)
 
 

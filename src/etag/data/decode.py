@@ -11,28 +11,36 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from etag.core.files import require_regular_file
+from etag.core.images import Resize
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 # The only Pillow decoders that untrusted bytes may reach; GIF because such files often have another format's ending.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 EXIF_ORIENTATION = 0x0112
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 class UnreadableImage(Exception):
     """The file holds no image that can be decoded; the text is the reason."""
 
 
-def decode(path: str | Path, side: int, channels: int = 3) -> Pixels:
+def decode(path: str | Path, resize: Resize, channels: int = 3) -> Pixels:
     """Return the image as uint8 of shape (channels, side, side), RGB or gray, rotated by its EXIF orientation."""
     with _opened(path) as image:
-        image.draft("RGB", (side, side))  # lets a large JPEG be decoded at a smaller scale
-        upright = _in_color(ImageOps.exif_transpose(image))
-        if upright.size != (side, side):
-            upright = upright.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
+        image.draft("RGB", resize.scaled_size(*image.size))  # lets a large JPEG be decoded at a smaller scale
+        upright = _resized(_in_color(ImageOps.exif_transpose(image)), resize)
         if channels == 1:
             return np.asarray(upright.convert("L"))[None].copy()
         return _channels_first(upright)
+
+
+def _resized(image: Image.Image, resize: Resize) -> Image.Image:
+    width, height = size = resize.scaled_size(*image.size)
+    if image.size != size:
+        image = image.resize(size, FILTERS[resize.interpolation], reducing_gap=2.0)
+    left, top = (width - resize.side) // 2, (height - resize.side) // 2
+    return image.crop((left, top, left + resize.side, top + resize.side)) if left or top else image
 
 
 def decode_bytes(content: bytes, side: int) -> Pixels:

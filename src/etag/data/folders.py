@@ -10,6 +10,7 @@ from PIL import Image
 
 from etag.core.errors import EtagError
 from etag.core.files import safe_file_name
+from etag.core.images import Resize
 from etag.data.decode import ENDINGS, UnreadableImage, image_size
 from etag.data.images import FileImages, MemoryImages, unreadable_error
 from etag.data.rows import hold_out_rows
@@ -76,7 +77,7 @@ def as_images(listing: Listing, workers: int, channels: int = 3) -> FileImages:
     """Return the files labeled by the position of their class in the listing; call `resized` before reading them."""
     files = [file for class_files in listing.values() for file in class_files]
     labels = [label for label, class_files in enumerate(listing.values()) for _ in class_files]
-    return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), 0, workers, channels)
+    return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), Resize(0), workers, channels)
 
 
 def write_folders(images: MemoryImages, names: dict[int, str], root: Path) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -12,41 +14,54 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from etag.core.errors import EtagError
+from etag.core.files import read_file
+from etag.core.images import Resize
 from etag.core.scenario import ImageSet
 from etag.data.decode import UnreadableImage, decode
 
+KEY_BYTES = 16  # of the checksum of an image
 Decoded = tuple[Tensor, list[int], list[str]]  # images, their positions in the batch, "file (reason)" for the others
 
 
 @dataclass(frozen=True)
 class MemoryImages:
-    """Images of one size in one uint8 tensor of shape (n, channels, height, width)."""
+    """Images of one size in one uint8 tensor of shape (n, channels, height, width). With `enlarge` they are enlarged
+    when they are read: enlarged ones would need far more memory."""
 
-    pixels: Tensor
+    stored: Tensor
     labels: Tensor
+    enlarge: Resize | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, row_batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the images of each tensor of rows, in order."""
-        return (self.pixels.index_select(0, rows) for rows in row_batches)
+        return (_scaled(self.stored.index_select(0, rows), self.enlarge) for rows in row_batches)
+
+    @property
+    def pixels(self) -> Tensor:
+        """All images, enlarged."""
+        return _scaled(self.stored, self.enlarge)
 
     def select(self, rows: Tensor) -> Self:
         """Return a set of these rows only."""
-        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
+        return replace(self, stored=self.stored[rows], labels=self.labels[rows])
 
     def join(self, others: list[Self]) -> Self:
         """Return this set followed by the others as one set."""
-        sets = [self, *others]
-        return replace(self, pixels=torch.cat([s.pixels for s in sets]), labels=torch.cat([s.labels for s in sets]))
+        sets, labels = [self, *others], torch.cat([self.labels, *(other.labels for other in others)])
+        if any(part.enlarge != self.enlarge for part in others):
+            return replace(self, stored=torch.cat([part.pixels for part in sets]), labels=labels, enlarge=None)
+        return replace(self, stored=torch.cat([part.stored for part in sets]), labels=labels)
 
-    def resized(self, side: int) -> Self:
-        """Return the images resized to side x side pixels."""
-        if self.pixels.shape[-2:] == (side, side):
-            return self
-        pixels = functional.interpolate(self.pixels, (side, side), mode="bilinear", antialias=True)
-        return replace(self, pixels=pixels)
+    def resized(self, resize: Resize) -> Self:
+        """Return the images resized: smaller ones now, larger ones when they are read."""
+        if self.stored.shape[-2:] == (resize.side, resize.side) and resize.crop is None:
+            return replace(self, enlarge=None) if self.enlarge else self
+        if resize.side**2 > self.stored.shape[-2] * self.stored.shape[-1]:
+            return replace(self, enlarge=resize)
+        return replace(self, stored=_scaled(self.stored, resize), enlarge=None)
 
 
 @dataclass(frozen=True)
@@ -64,9 +79,9 @@ class EncodedImages:
         """Return a set of these rows only."""
         return replace(self, labels=self.labels[rows], rows=self.rows[rows])
 
-    def resized(self, side: int) -> MemoryImages:
-        """Return the decoded images, resized to side x side pixels."""
-        return self.in_memory().resized(side)
+    def resized(self, resize: Resize) -> MemoryImages:
+        """Return the decoded images, resized."""
+        return self.in_memory().resized(resize)
 
     def in_memory(self) -> MemoryImages:
         """Decode all images now."""
@@ -84,7 +99,7 @@ class FileImages:
 
     files: np.ndarray[Any, np.dtype[np.str_]]
     labels: Tensor
-    side: int
+    resize: Resize
     workers: int
     channels: int = 3  # 1 decodes them in gray
 
@@ -124,19 +139,19 @@ class FileImages:
         files = np.concatenate([s.files for s in sets])
         return replace(self, files=files, labels=torch.cat([s.labels for s in sets]))
 
-    def resized(self, side: int) -> Self:
-        """Return the set; files are resized to side x side pixels when they are decoded."""
-        return replace(self, side=side)
+    def resized(self, resize: Resize) -> Self:
+        """Return the set; files are resized when they are decoded."""
+        return replace(self, resize=resize)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the decoded images need in memory."""
-        return len(self) * self.channels * self.side**2
+        return len(self) * self.channels * self.resize.side**2
 
     def in_memory(self) -> MemoryImages:
         """Decode all images now; one error lists all files that cannot be read."""
         # copied chunk by chunk: each tensor that a worker sent would keep a file descriptor open
-        pixels = torch.empty(len(self), self.channels, self.side, self.side, dtype=torch.uint8)
+        pixels = torch.empty(len(self), self.channels, self.resize.side, self.resize.side, dtype=torch.uint8)
         done, unreadable = 0, []
         for _, chunk, failed in self.decode_batches(torch.split(torch.arange(len(self)), 64)):
             pixels[done : done + len(chunk)] = chunk
@@ -145,6 +160,34 @@ class FileImages:
         if unreadable:
             raise unreadable_error(unreadable)
         return MemoryImages(pixels, self.labels)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of images in place of the images, because the backbone does not train. Image i has row `places[i]` of
+    `matrix`, which is float32 and may be mapped from a file."""
+
+    matrix: Tensor
+    places: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, row_batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield the features of each tensor of rows, in order."""
+        return (self.matrix.index_select(0, self.places[rows]) for rows in row_batches)
+
+    def select(self, rows: Tensor) -> Self:
+        """Return a set of these rows only."""
+        return replace(self, places=self.places[rows], labels=self.labels[rows])
+
+    def join(self, others: list[Self]) -> Self:
+        """Return this set followed by the others as one set; all use one matrix, or longer versions of it."""
+        sets = [self, *others]
+        longest = max((s.matrix for s in sets), key=len)
+        places, labels = (torch.cat(parts) for parts in zip(*((s.places, s.labels) for s in sets), strict=True))
+        return replace(self, matrix=longest, places=places, labels=labels)
 
 
 @dataclass(frozen=True)
@@ -191,6 +234,24 @@ class MixedImages:
         return type(self).of(self, *others)
 
 
+def content_keys(images: ImageSet) -> list[bytes]:
+    """Return a checksum of the content of each image, as it is stored. Equal images have equal keys."""
+    if isinstance(images, MemoryImages):
+        return [blake2b(row.tobytes(), digest_size=KEY_BYTES).digest() for row in images.stored.numpy()]
+    if isinstance(images, MixedImages):
+        keys = [key for part in images.sets for key in content_keys(part)]
+        return [keys[row] for row in images.rows.tolist()]
+    assert isinstance(images, FileImages)
+    return [_file_key(file) for file in images.files.tolist()]
+
+
+def _file_key(file: str) -> bytes:
+    try:
+        return blake2b(read_file(Path(file)), digest_size=KEY_BYTES).digest()
+    except OSError as error:
+        raise unreadable_error([f"{file} ({error.strerror})"]) from error
+
+
 def concat_images(first: ImageSet, second: ImageSet) -> ImageSet:
     """Return both sets, of any kinds, as one."""
     if isinstance(first, MemoryImages) and isinstance(second, MemoryImages):
@@ -213,6 +274,17 @@ def load_into_memory(train: Images, test: Images, limit: int) -> tuple[Images, I
     return both.select(rows[: len(train)]), both.select(rows[len(train) :])
 
 
+def _scaled(pixels: Tensor, resize: Resize | None) -> Tensor:
+    """Return images in memory resized; None leaves them as they are."""
+    if resize is None:
+        return pixels
+    width, height = size = resize.scaled_size(pixels.shape[-1], pixels.shape[-2])
+    if pixels.shape[-2:] != (height, width):
+        pixels = functional.interpolate(pixels, size[::-1], mode=resize.interpolation, antialias=True)
+    left, top = (width - resize.side) // 2, (height - resize.side) // 2
+    return pixels[:, :, top : top + resize.side, left : left + resize.side]
+
+
 class _Files(Dataset[Decoded]):
     """Decodes the rows of one batch at a time."""
 
@@ -220,13 +292,13 @@ class _Files(Dataset[Decoded]):
         self._images = images
 
     def __getitem__(self, rows: list[int]) -> Decoded:
-        side, channels, files = self._images.side, self._images.channels, self._images.files
-        pixels = torch.empty(len(rows), channels, side, side, dtype=torch.uint8)
+        resize, channels, files = self._images.resize, self._images.channels, self._images.files
+        pixels = torch.empty(len(rows), channels, resize.side, resize.side, dtype=torch.uint8)
         positions: list[int] = []
         unreadable = []
         for position, row in enumerate(rows):
             try:
-                pixels[len(positions)] = torch.from_numpy(decode(files[row], side, channels))
+                pixels[len(positions)] = torch.from_numpy(decode(files[row], resize, channels))
                 positions.append(position)
             except UnreadableImage as reason:
                 unreadable.append(f"{files[row]} ({reason})")

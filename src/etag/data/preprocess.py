@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from etag.core.images import Interpolation, Resize
 from etag.core.random import Draws
 
 MAX_SIDE = 1 << 14  # pixels
@@ -27,6 +28,13 @@ class Preprocess:
     flip: bool
     resized_crop: bool = False  # train on windows of random size and shape, scaled to `size`
     augment: bool = True
+    interpolation: Interpolation = "bilinear"
+    crop: float | None = None  # see `Resize`
+
+    @property
+    def resize(self) -> Resize:
+        """How images of any size become those that the network sees."""
+        return Resize(self.size, self.interpolation, self.crop)
 
     def check(self, channels: int) -> None:
         """Raise a ValueError unless images of this many channels can be preprocessed like this."""
@@ -37,6 +45,8 @@ class Preprocess:
                 raise ValueError(f"the {name} of its images is {list(values)}, with {channels} channel(s)")
         if min(self.std) <= 0:
             raise ValueError(f"the std of its images is {list(self.std)}")
+        if self.crop is not None and not 0 < self.crop <= 1:
+            raise ValueError(f"the crop of its images is {self.crop}")
 
     def augmented(self, images: Tensor, draws: Draws, rows: int) -> Tensor:
         """Return randomly augmented, normalized inputs, or centered ones if `self.augment` is off; `rows` is the size

@@ -11,6 +11,7 @@ import torch
 
 from etag.core.errors import EtagError
 from etag.core.files import require_regular_file
+from etag.core.images import ImageFormat, Resize
 from etag.core.scenario import Scenario, Task
 from etag.core.text import brief
 from etag.data.images import EncodedImages, Images, load_into_memory
@@ -101,17 +102,29 @@ def _order_from_file(file: Path, classes: tuple[str, ...]) -> list[int]:
     return order
 
 
-def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenario, Preprocess]:
-    """Load the data source and split it into tasks; return the scenario and its image preprocessing."""
+def build_scenario(
+    options: DataOptions, split: str, seed: int, images: ImageFormat | None = None
+) -> tuple[Scenario, Preprocess]:
+    """Load the data source and split it into tasks; return the scenario and its image preprocessing. `images` is what
+    pre-trained weights expect; without it, mean and deviation are those of the source."""
     dataset = SOURCES[options.name].open(options)
     order = class_order(dataset, options, seed)[: options.first_classes]
     sizes = parse_split(split, len(order))
     _check_domains(dataset, order, sizes)
-    order, size = order[: sum(sizes)], options.size or dataset.size
-    side = round(size * dataset.stored_ratio)
+    order, size = order[: sum(sizes)], options.size or (dataset.size if images is None else images.size)
+    flip = dataset.flip if options.flip is None else options.flip
+    preprocess = Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop, dataset.augment)
+    if images is not None:
+        if len(images.mean) != len(dataset.mean):
+            raise EtagError(
+                f"the weights expect images of {len(images.mean)} channels, and '{options.name}' has "
+                f"{len(dataset.mean)}: choose other weights or other data."
+            )
+        preprocess = replace(preprocess, **images.model_dump(exclude={"size"}))
+    resize = replace(preprocess.resize, side=round(size * dataset.stored_ratio))
     names = tuple(dataset.classes[number] for number in order)
-    train = _prepared(dataset.train, len(dataset.classes), order, options.train_per_class, side)
-    test = _prepared(dataset.test, len(dataset.classes), order, options.test_per_class, side)
+    train = _prepared(dataset.train, len(dataset.classes), order, options.train_per_class, resize)
+    test = _prepared(dataset.test, len(dataset.classes), order, options.test_per_class, resize)
     _check_no_class_is_empty(names, train=train, test=test)
     train, test = load_into_memory(train, test, options.memory)
     tasks, old = [], 0
@@ -131,9 +144,7 @@ def build_scenario(options: DataOptions, split: str, seed: int) -> tuple[Scenari
         remaining, held_out = task.holding_out(options.held_out)
         tasks[index] = task if held_out is None else replace(remaining, test=held_out)
     names = dataset.domain_classes or names
-    flip = dataset.flip if options.flip is None else options.flip
-    scenario = Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size)
-    return scenario, Preprocess(dataset.mean, dataset.std, size, flip, options.resized_crop, dataset.augment)
+    return Scenario(options.name, split, tuple(tasks), names, len(dataset.mean), size), preprocess
 
 
 def _check_domains(dataset: Dataset, order: list[int], sizes: list[int]) -> None:
@@ -147,14 +158,14 @@ def _check_domains(dataset: Dataset, order: list[int], sizes: list[int]) -> None
 
 
 def _prepared(
-    images: Images | EncodedImages, classes: int, order: list[int], per_class: int | None, side: int
+    images: Images | EncodedImages, classes: int, order: list[int], per_class: int | None, resize: Resize
 ) -> Images:
     """Return the first `per_class` images of each class in `order`, resized, labeled by their position in it."""
     position = torch.full((classes,), -1)
     position[torch.tensor(order)] = torch.arange(len(order))
     rows = (position[images.labels] >= 0).nonzero().flatten()
     images = replace(images.select(rows), labels=position[images.labels[rows]])
-    return images.select(first_rows_per_class(images.labels, per_class)).resized(side)
+    return images.select(first_rows_per_class(images.labels, per_class)).resized(resize)
 
 
 def _check_no_class_is_empty(names: tuple[str, ...], **parts: Images) -> None:

@@ -64,7 +64,7 @@ class Engine:
         """Run a data pass; returns the result over all processes."""
         data_pass.module.eval()
         steps = data_pass.epochs * len(data_pass.batches)
-        with self._reported(data_pass.name, steps, data_pass.epochs), torch.set_grad_enabled(data_pass.gradients):
+        with self._reported(data_pass.name, steps, data_pass.epochs):
             if data_pass.reduce == "concat":
                 results = self.runtime.gather(list(self._results(data_pass, steps)))
                 return {name: torch.cat([entry[name] for entry in results]) for name in results[0]}
@@ -73,11 +73,19 @@ class Engine:
                 total = {name: value + total[name] if total else value for name, value in entry.items()}
             return {name: self.runtime.sum(value) for name, value in total.items()}
 
+    def stream(self, data_pass: DataPass) -> Iterator[dict[str, Tensor]]:
+        """Run a data pass; yields the result of each batch over all processes as soon as it is computed."""
+        data_pass.module.eval()
+        steps = data_pass.epochs * len(data_pass.batches)
+        with self._reported(data_pass.name, steps, data_pass.epochs):
+            for entry in self._results(data_pass, steps):
+                yield self.runtime.gather([entry])[0]
+
     def _results(self, data_pass: DataPass, steps: int) -> Iterator[dict[str, Tensor]]:
         done = rows = 0
         for epoch in range(data_pass.epochs):
             for batch in data_pass.batches.epoch(epoch):
-                with self.runtime.fabric.autocast():
+                with torch.set_grad_enabled(data_pass.gradients), self.runtime.fabric.autocast():
                     result = {name: value.detach() for name, value in data_pass.module(batch).items()}
                 yield result
                 done, rows = done + 1, rows + batch.total

@@ -15,6 +15,7 @@ from etag.data.source import SOURCES, DataOptions
 from etag.experiments import plugins, recipes, yaml_files
 from etag.learner.callbacks import check_callbacks
 from etag.learner.config import LearnerConfig
+from etag.learner.pretrained import complete
 from etag.methods.registry import METHODS
 from etag.models.backbone import BACKBONES
 
@@ -115,9 +116,11 @@ def validate(values: dict[str, Any]) -> RunConfig:
         more = f"; and {len(mistakes) - MAX_MISTAKES} more" if len(mistakes) > MAX_MISTAKES else ""
         told = "; ".join(_explain(item, values) for item in mistakes[:MAX_MISTAKES])
         raise EtagError(f"{told}{more}.") from None
-    _ = SOURCES[config.data.name], BACKBONES[config.model.backbone]  # raises an error if a name is unknown
+    _ = SOURCES[config.data.name]  # raises an error if the name is unknown
+    if config.model.backbone != "auto":
+        _ = BACKBONES[config.model.backbone]
     check_callbacks(config.runtime.callbacks)
-    return config
+    return config.model_copy(update={"model": complete(config.model)})
 
 
 def _setting(text: str) -> tuple[str, Any]:

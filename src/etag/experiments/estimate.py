@@ -1,6 +1,7 @@
 """What a run will take, measured on a few real training steps."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -74,7 +75,7 @@ def estimate(config: RunConfig, similar: Estimate | None = None) -> Estimate:
 
 
 def _estimate(runtime: Runtime, config: RunConfig, expected: Estimate) -> None:
-    scenario, preprocess = build_scenario(config.data, config.split, config.seed)
+    scenario, preprocess = build_scenario(config.data, config.split, config.seed, config.model.images)
     method = create_method(
         config, runtime.placement, preprocess, channels=scenario.channels, classes=len(scenario.classes)
     )
@@ -122,6 +123,12 @@ class _Stopwatch(Engine):
         seconds, epochs = time.perf_counter() - start, data_pass.epochs
         self.costs.append(_Cost(seconds / (epochs * self._images), epochs))
         return result
+
+    def stream(self, data_pass: DataPass) -> Iterator[dict[str, Tensor]]:
+        start = time.perf_counter()
+        results = list(super().stream(data_pass))
+        self.costs.append(_Cost((time.perf_counter() - start) / self._images, 1))
+        yield from results
 
     def train(self, phase: Phase, checkpointer: Checkpointer | None = None) -> None:
         size, steps = phase.training.batch_size, min(BATCHES - 1, len(phase.batches))

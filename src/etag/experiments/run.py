@@ -53,7 +53,7 @@ def run(
 def _run(runtime: Runtime, config: RunConfig, out: Path, restart: bool, verbose: bool) -> None:
     """The work of every process; only the leader writes and prints."""
     console = Console(quiet=not (verbose and runtime.leader), highlight=False)
-    scenario, preprocess = build_scenario(config.data, config.split, config.seed)
+    scenario, preprocess = build_scenario(config.data, config.split, config.seed, config.model.images)
     directory = RunDirectory(out)
     untrained = restart or directory.restarting or not directory.model.exists()  # no task is finished
     method, about = _new(runtime, config, scenario, preprocess)
@@ -104,7 +104,17 @@ def _learn(
         named = create_callbacks(config.runtime.callbacks, directory.path)
         callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, image_counts)]
     with closing_all(callbacks), stop.on_signals(print_line):
-        learner = Learner(method, runtime, directory.model, about, callbacks, stop=stop, print_line=print_line)
+        store = config.runtime.feature_store
+        learner = Learner(
+            method,
+            runtime,
+            directory.model,
+            about,
+            callbacks,
+            stop=stop,
+            print_line=print_line,
+            feature_folder=directory.frozen_features if store is None else Path(store).expanduser(),
+        )
         for task in scenario.tasks[len(about.history) :]:
             options = LearnOptions(
                 names=scenario.classes[task.num_old : task.num_seen],
@@ -135,8 +145,7 @@ def _save_artifacts(
             directory.save_generated(task.index, images, GENERATED_COLUMNS)
     after_each, last = config.evaluation.features == "every", task is scenario.tasks[-1]
     if after_each or (last and config.evaluation.features == "last"):
-        first, *others = (known.test for known in scenario.tasks[: task.index + 1])
-        images_so_far = first.join(others)
+        images_so_far = learner.test_images(scenario.tasks[: task.index + 1])
         some = images_so_far.select(pick_rows(images_so_far.labels, SAVED_FEATURES))
         result = learner.engine.run_pass(method.features_pass("features", some))
         if leader:

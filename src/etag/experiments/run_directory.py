@@ -28,6 +28,7 @@ class RunDirectory:
         self.config, self.metrics = path / "config.yaml", path / "metrics.json"
         self.steps, self.versions = path / "steps.jsonl", path / "versions"
         self.features = path / "features"  # of some test images, one file per task
+        self.frozen_features = path / "frozen-features"  # of all images, while the run is unfinished
         self._restarting = path / "restarting"  # a marker: --restart is deleting the run
         self.generated = path / "generated"  # images that show what a generator generates, one file per task
 
@@ -131,5 +132,6 @@ class RunDirectory:
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """Write the metrics, which mark the run as complete: one key per line, so that files can be compared."""
+        remove(self.frozen_features)
         lines = (f" {json.dumps(key)}: {json.dumps(content)}" for key, content in metrics.items())
         write_atomically(self.metrics, "{\n" + ",\n".join(lines) + "\n}\n")

@@ -7,6 +7,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 from etag.core.options import Options, TrainOptions
 from etag.core.random import Placement, Stream
 from etag.data.preprocess import Preprocess
+from etag.learner.pretrained import locate
 from etag.methods.base import AnyMethod, Context, MethodOptions
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
@@ -50,6 +51,7 @@ def create_method(
         model=config.model,
         train=config.train,
         preprocess=preprocess,
+        locate_weights=lambda source: locate(source).file,
     )
     return METHODS[config.method.name](config.method, context)
 

@@ -2,20 +2,26 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from etag.core.errors import Diverged, EtagError
 from etag.core.evaluation import Evaluation
+from etag.core.files import checksum
 from etag.core.options import RuntimeOptions
-from etag.core.scenario import Task
+from etag.core.scenario import ImageSet, Task
 from etag.core.work import Callback, Checkpointer, Plan
+from etag.data.images import Features, content_keys
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
 from etag.evaluation.evaluate import evaluate, predictions_pass
 from etag.learner.calibration import Calibration, calibrate
 from etag.learner.checkpoints import TaskCheckpointer
+from etag.learner.features import FeatureStore
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.stopping import Stop
 from etag.learner.versions import Lesson, ModelInfo, Name
@@ -43,6 +49,7 @@ class Learner:
         stop: Stop | None = None,
         print_line: Callable[[str], None] = print_nothing,
         engine: Engine | None = None,
+        feature_folder: Path | None = None,
     ) -> None:
         self.method, self.runtime, self.directory = method, runtime, directory
         self.callbacks = callbacks if runtime.leader else ()
@@ -50,6 +57,9 @@ class Learner:
         self.engine = engine or Engine(runtime, self.callbacks, self.stop.check)
         self.about = about or ModelInfo({}, method.context.preprocess, method.context.channels)
         self.calibration: Calibration | None = None  # of the last lesson that was calibrated
+        # where features of a frozen backbone are stored while the learner works; without a directory: in memory
+        self._feature_folder = feature_folder or (None if directory is None else directory.unfinished / "features")
+        self._feature_stores: dict[str, FeatureStore] = {}
 
     def learn(self, task: Task, options: "LearnOptions") -> Evaluation:
         """Learn a task and save the model; returns its evaluation. An interrupted task is resumed."""
@@ -81,8 +91,42 @@ class Learner:
             self.engine.execute(self._update_plan(task, update_number), checkpointer)
             return
         self.method.begin_task(task)
+        if self.method.sees_features(task.index):
+            task = replace(task, train=self.features("features", task.train))
         self.engine.execute(self.method.phases(task), checkpointer)
         self.method.end_task(task)
+
+    def features(self, name: str, images: ImageSet) -> Features:
+        """The features of images under the frozen backbone. Those of images that this learner has seen before are not
+        computed again."""
+        if isinstance(images, Features):
+            return images
+        store, keys = self._feature_store(), content_keys(images)
+        with store.updating():
+            if places := store.missing(keys):
+                entries = self.engine.stream(self.method.features_pass(name, images.select(torch.tensor(places))))
+                for entry in entries:
+                    own, places = places[: len(entry["features"])], places[len(entry["features"]) :]
+                    store.add([keys[place] for place in own], entry["features"])
+        return Features(*store.rows(keys), images.labels)
+
+    def _feature_store(self) -> FeatureStore:
+        """The store for the backbone as it is now."""
+        backbone, preprocess = self.method.solver.backbone, self.method.context.preprocess
+        facts = repr((preprocess, self.runtime.options.precision)).encode()
+        tensors = [value.detach().cpu().contiguous().numpy().tobytes() for value in backbone.state_dict().values()]
+        name = checksum(b"".join([facts, *tensors]))
+        if name not in self._feature_stores:
+            folder, leader = self._feature_folder, self.runtime.leader
+            self._feature_stores[name] = FeatureStore(folder, name, backbone.output_size, leader)
+        return self._feature_stores[name]
+
+    def test_images(self, tasks: Sequence[Task]) -> ImageSet:
+        """The test images of tasks as one set: as features, if the backbone does not change any more."""
+        sets: list[ImageSet] = [task.test for task in tasks]
+        if self.method.sees_features(tasks[-1].index + 1):
+            sets = [self.features("test features", images) for images in sets]
+        return sets[0].join(sets[1:])
 
     def _update_plan(self, task: Task, number: int) -> Plan:
         if not isinstance(self.method, CanUpdate):
@@ -110,8 +154,7 @@ class Learner:
     def _evaluate(self, task: Task, options: "LearnOptions") -> tuple[Evaluation, float]:
         """Evaluate on the test images of `options.evaluated`, and calibrate if `options.calibrate`."""
         start, tasks = time.perf_counter(), options.evaluated or (task,)
-        first, *others = (each.test for each in tasks)
-        batches = self.method.pass_batches("evaluation", first.join(others))
+        batches = self.method.pass_batches("evaluation", self.test_images(tasks))
         classifier, sizes = self.method.classifier(), self.method.task_sizes
         predictions = self.engine.run_pass(predictions_pass(batches, classifier, sizes, options.calibrate))
         evaluation = evaluate(predictions, tasks)
@@ -141,6 +184,8 @@ class Learner:
         if self.directory is not None and self.runtime.leader:
             self.directory.save(self.method, self.about, options.keep_versions)
         self.runtime.fabric.barrier()
+        if self.directory is not None and self._feature_folder == self.directory.unfinished / "features":
+            self._feature_stores.clear()  # its folder is gone with the checkpoints
 
 
 @dataclass(frozen=True)

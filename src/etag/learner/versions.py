@@ -159,6 +159,12 @@ class SavedVersion:
         with self._readable():
             return {str(name) for part in self.content["tensors"].values() for name in part.values()}
 
+    @property
+    def backbone_file(self) -> Path:
+        """The file of its backbone's weights."""
+        with self._readable():
+            return self.files.path(self.content["tensors"]["classifier"]["backbone"])
+
     def sizes(self) -> dict[str, int]:
         """Bytes on disk: what predicts, and what only learning needs."""
         with self._readable():
@@ -173,7 +179,7 @@ class SavedVersion:
         with self._readable():
             classifier = Classifier.without_weights(self.content["structure"])
             self._fill_classifier(classifier, assign=True)
-            outputs = classifier.classify(torch.zeros(1, classifier.backbone.feature_size)).shape[1]
+            outputs = classifier.classify(torch.zeros(1, classifier.backbone.output_size)).shape[1]
             if outputs < len(info.classes):  # there may be more: of classes that are still to come
                 raise ValueError(f"it has {len(info.classes)} class names, but {outputs} outputs")
             if not (classifier.temperature > 0 and math.isfinite(classifier.temperature)):

@@ -5,8 +5,9 @@ the engine carries them out.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
 
 import torch
@@ -120,6 +121,7 @@ class Context:
     model: ModelOptions
     train: TrainOptions
     preprocess: Preprocess
+    locate_weights: Callable[[str], Path] = Path  # from `model.weights` to their file
 
 
 OptionsT = TypeVar("OptionsT", bound=MethodOptions, covariant=True)
@@ -183,8 +185,18 @@ class Method(ABC, Generic[OptionsT]):
                 f"{sum(task_sizes)} classes: raise it, or set exemplars.per_class."
             )
 
+    def sees_features(self, index: int) -> bool:  # noqa: ARG002
+        """Whether the backbone does not change in task number `index` or later. The learner then computes the features
+        of each image once, without augmentation, and the method gets them in place of the images."""
+        return self.solver.backbone.is_frozen and self.memory is None
+
     def check_maps(self) -> None:
         """Raise an error if the backbone has no feature maps; for methods that need them."""
+        if self.solver.backbone.is_frozen:
+            raise EtagError(
+                f"{self.options.name} needs the feature maps of a backbone that is trained, and model.train=head "
+                "freezes it: choose model.train=all or last-N."
+            )
         if not self.solver.backbone.has_maps:
             raise EtagError(
                 f"{self.options.name} needs the feature maps of a convolutional backbone, and "
@@ -210,6 +222,8 @@ class Method(ABC, Generic[OptionsT]):
         self.parts["solver"] = self.solver
         if self.embedding is not None:
             self.embedding.build(self.solver, stream)
+            if not self.solver.auxiliaries:  # every stage that it could distill is frozen
+                self.embedding, self.transforms = None, type(self).transforms
         if isinstance(self.options, ExemplarMethodOptions) and self.options.exemplars is not None:
             self.parts["exemplars"] = self.memory = ExemplarMemory(self.options.exemplars)
 
@@ -219,9 +233,9 @@ class Method(ABC, Generic[OptionsT]):
         self.parts[generator.role] = generator.network
 
     def load_weights(self) -> WeightsReport | None:
-        """Load `model.weights`, if set, before the first task; a saved model is rebuilt without that file."""
-        path = self.context.model.weights
-        return None if path is None else load_weights(self.solver.backbone, path)
+        """Load `model.weights`, if set, before the first task; a saved model is rebuilt without them."""
+        source = self.context.model.weights
+        return None if source is None else load_weights(self.solver.backbone, self.context.locate_weights(source))
 
     def begin_task(self, task: Task) -> None:
         """Freeze copies of the old networks, then add the new classes."""
@@ -399,11 +413,7 @@ class Method(ABC, Generic[OptionsT]):
         """Remove a class from solver and generator; for methods that can forget."""
         if self.memory is not None or self.options.head.growth != "growing" or self.options.head.per_task:
             raise EtagError(f"{self.options.name} can forget a class only with one growing head and without exemplars.")
-        task, place = 0, label
-        while place >= self.task_sizes[task]:
-            place -= self.task_sizes[task]
-            task += 1
-        if self.embedding is not None and task == 0:
+        if self.embedding is not None and label < self.task_sizes[0]:
             if self.task_sizes[0] == 1:
                 raise EtagError(
                     "the last class of the first task cannot be forgotten: the auxiliary classifiers are built on it."
@@ -413,6 +423,14 @@ class Method(ABC, Generic[OptionsT]):
         if self.generator is not None:
             self.generator.remove_class(label)
         self.solver.head.remove_rows(label)
+        self.remove_from_task_sizes(label)
+
+    def remove_from_task_sizes(self, label: int) -> None:
+        """One class less in the task that brought the class `label`; a task without classes is dropped."""
+        task, first = 0, 0
+        while label >= first + self.task_sizes[task]:
+            first += self.task_sizes[task]
+            task += 1
         self.task_sizes[task] -= 1
         self.task_sizes = [classes for classes in self.task_sizes if classes]
 

@@ -98,6 +98,7 @@ class ETag(Method[EtagOptions]):
         """Algorithm 1: train the solver; compute its features; train the generator on them."""
         yield self.solver_phase(task, self.solver_terms(task))
         generator = require(self.generator)
+        yield from generator.follow(task, self.teacher, self.solver, self.pass_batches, self.stream("drift"))
         refit = self.options.refit if task.index else None
         learns = generator.trains_in(task, self.context.classes)
         if refit is None and not learns:

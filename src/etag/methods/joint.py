@@ -38,6 +38,7 @@ class Joint(Method[JointOptions]):
         """Create new networks first, if each task starts from scratch."""
         if self.options.start == "scratch":
             self.build_after(self.task_sizes)
+            self.load_weights()
         super().begin_task(task)
 
     def phases(self, task: Task) -> Plan:

@@ -21,7 +21,9 @@ class LwmOptions(PerTaskMethodOptions):
     gamma: NonNegativeFloat = Field(1.0, description="weight of the distillation of attention maps")
     tau: PositiveFloat = Field(2.0, description="temperature of the distillation of outputs")
     stage: PositiveInt | None = Field(
-        None, description="stage whose attention is distilled; null: the last with maps of several pixels"
+        None,
+        description="stage whose attention is distilled, counted among those that train; null: the last with maps of "
+        "several pixels",
     )
 
 

@@ -13,6 +13,7 @@ from etag.data.views import ROTATIONS
 from etag.losses.classification import cross_entropy
 from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.distillation import l2_term
+from etag.methods.parts.drift import DriftOptions
 from etag.methods.parts.prototypes import Prototypes
 from etag.methods.registry import method
 
@@ -27,6 +28,9 @@ class PassOptions(MethodOptions):
         "frobenius", description="one norm of the batch, or the mean over images"
     )
     replay_weight: NonNegativeFloat = Field(10.0, description="weight of the cross-entropy on augmented prototypes")
+    drift: DriftOptions | None = Field(
+        None, description="learned drift compensation of the prototypes (LDC); null: none, as in PASS"
+    )
 
 
 @method(
@@ -50,14 +54,16 @@ class PASS(Method[PassOptions]):
     def build(self, stream: Stream) -> None:
         """Store prototypes beside the solver."""
         super().build(stream)
-        self.parts["prototypes"] = self.prototypes = Prototypes(self.solver.backbone.feature_size)
+        size, placement = self.solver.backbone.feature_size, self.context.placement
+        self.parts["prototypes"] = self.prototypes = Prototypes(size, self.options.drift, placement)
 
     def phases(self, task: Task) -> Plan:
-        """Train the solver, then add the prototypes of the new classes."""
+        """Train the solver, then add the prototypes of the new classes; with `drift`, old ones are moved first."""
         o, terms = self.options, [self.rotations()]
         if task.index:
             terms += [l2_term(o.l2_reduction, "all", o.l2_weight), self.replay(task)]
         yield self.solver_phase(task, terms)
+        yield from self.prototypes.follow(task, self.teacher, self.solver, self.pass_batches, self.stream("drift"))
         result = yield self.features_pass("prototypes", task.train)
         self.prototypes.add_task(task, result["features"], result["labels"])
 

@@ -1,22 +1,27 @@
 """The interface of every backbone, and how one is chosen and built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Any, Literal, Self
 
+import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from etag.core.errors import EtagError
+from etag.core.images import ImageFormat
 from etag.core.options import Options
 from etag.core.registry import Registry
 from etag.models.modules import Modules
+
+DEFAULT = "resnet18"
 
 
 class ModelOptions(Options):
     """The solver's backbone."""
 
-    backbone: str = Field("resnet18", description="name of the backbone")
+    backbone: str = Field("auto", description=f"name of the backbone; auto: that of the weights, else {DEFAULT}")
     width: PositiveInt | None = Field(
         None, description="channels of the first layer; the others scale with it; null: standard"
     )
@@ -25,7 +30,18 @@ class ModelOptions(Options):
     )
     weights: str | None = Field(
         None,
-        description="file of backbone weights: safetensors or a PyTorch state dict; for ResNets also torchvision's",
+        description="initial weights: a name from `etag backbones`, a file (safetensors, or a PyTorch state dict), a "
+        "model directory, a directory of Hugging Face transformers, or hf:OWNER/NAME@REVISION",
+    )
+    train: str = Field(
+        "all",
+        pattern=r"^(all|head|last-[1-9]\d?)$",
+        description="what is trained: all, the last N stages of the backbone and the head (last-N), or the head alone",
+    )
+    sha256: str | None = Field(None, description="checksum of the weights; filled in, and checked if it is given")
+    images: ImageFormat | None = Field(None, description="the images that the weights expect; filled in")
+    architecture: dict[str, Any] | None = Field(
+        None, description="configuration of a backbone of transformers; filled in"
     )
 
     def imagenet_stem(self, size: int) -> bool:
@@ -35,15 +51,21 @@ class ModelOptions(Options):
 
 class Backbone(nn.Module, ABC):
     """A feature extractor in L stages; `stages[0]` begins with the stem. A stage's last layer is its activation and
-    nothing else, so that the map before it can be read too. Features are not negative (the generators of features end
-    in a ReLU), unless `signed` is set: then there is no last activation."""
+    nothing else (or an identity), so that the map before it can be read too. The first stages may be frozen: they do
+    not train, and stay in evaluation mode."""
 
     stages: Modules[nn.Sequential]
     feature_size: int
     min_side: int  # of images: the factor by which all stages together reduce the side
     imagenet = False  # whether it has the stem for large images
-    has_maps = True  # whether stages end in maps, or in plain features
-    signed = False  # whether features may be negative
+    has_maps = True  # whether stages end in maps, or in plain features or tokens
+    signed = False  # whether features may be negative; if not, the generators of features end in a ReLU
+    frozen = 0  # how many of the first stages do not train
+
+    def __init__(self) -> None:
+        super().__init__()
+        # copies of the stages that train, as they were first, for a second set of features
+        self.original: Modules[nn.Sequential] | None = None
 
     @abstractmethod
     def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
@@ -58,36 +80,107 @@ class Backbone(nn.Module, ABC):
         return nn.Sequential(*(self.new_stage(number, short) for number in range(stage + 1, last + 1)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """The pooled features of images, one row per image."""
-        for stage in self.stages:
+        """The pooled features of images, one row per image; features are returned as they are."""
+        if is_features(images):
+            return images
+        stages = list(self.stages)
+        for stage in stages[: self.frozen]:
             images = stage(images)
-        return self.pool(images)
+        features = [self._through(images, stages[self.frozen :])]
+        if self.original is not None:
+            features.append(self._through(images, self.original))
+        return torch.cat(features, dim=1) if len(features) > 1 else features[0]
 
-    @staticmethod
-    def pool(maps: Tensor) -> Tensor:
-        """Global average pooling of maps; plain features are returned as they are."""
-        return maps.mean((2, 3)) if maps.ndim == 4 else maps
+    def _through(self, maps: Tensor, stages: Iterable[nn.Sequential]) -> Tensor:
+        for stage in stages:
+            maps = stage(maps)
+        return self.pool(maps)
+
+    @property
+    def output_size(self) -> int:
+        """The size of what `forward` returns: one set of features, or two."""
+        return self.feature_size * (1 if self.original is None else 2)
+
+    def add_original(self) -> None:
+        """From now on return a second set of features: of copies of the stages that train (see `copy_original`)."""
+        self.original = Modules(deepcopy(stage) for stage in self._stages_to_copy)
+
+    def copy_original(self) -> None:
+        """Take over the weights that the stages have now."""
+        for copy, stage in zip(self.original or (), self._stages_to_copy, strict=True):
+            copy.load_state_dict(stage.state_dict())
+
+    @property
+    def _stages_to_copy(self) -> list[nn.Sequential]:
+        """The stages that train."""
+        return list(self.stages)[self.frozen :]
+
+    def pool(self, maps: Tensor) -> Tensor:
+        """The features of the last stage's output."""
+        return pooled(maps)
+
+    def freeze(self, train: str) -> None:
+        """Freeze the stages that do not train (`ModelOptions.train`)."""
+        stages = len(self.stages)
+        trained = stages if train == "all" else 0 if train == "head" else int(train.removeprefix("last-"))
+        if trained > stages:
+            raise EtagError(f"model.train={train} is too much: the backbone has {stages} stages. Choose all.")
+        self.frozen = stages - trained
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no stage trains."""
+        return self.frozen == len(self.stages)
+
+    @property
+    def parameters_to_train(self) -> list[nn.Parameter]:
+        """The parameters of the stages that train."""
+        frozen = {id(parameter) for stage in self._frozen_stages for parameter in stage.parameters()}
+        return [] if self.is_frozen else [each for each in self.parameters() if id(each) not in frozen]
+
+    @property
+    def _frozen_stages(self) -> list[nn.Sequential]:
+        return [*list(self.stages)[: self.frozen], *(self.original or ())]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the stages that train; frozen ones stay in evaluation mode."""
+        super().train(mode and not self.is_frozen)
+        for stage in self._frozen_stages:
+            stage.eval()
+        return self
 
     def translate_name(self, name: str) -> str:
         """Our name of a tensor in another library's weights; an unknown name is returned unchanged."""
         return name
 
 
+def pooled(maps: Tensor) -> Tensor:
+    """The mean over the places of a map, or over tokens; plain features are returned as they are."""
+    return maps.mean((2, 3)) if maps.ndim == 4 else maps.mean(1) if maps.ndim == 3 else maps
+
+
+def is_features(inputs: Tensor) -> bool:
+    """Whether inputs are features, which a frozen backbone computed before, and not images."""
+    return inputs.ndim == 2
+
+
 BACKBONES: Registry[Callable[[ModelOptions, int, int], Backbone]] = Registry("backbone", "etag.models.backbones")
 
 
 def new_backbone(options: ModelOptions, channels: int, size: int, signed: bool = False) -> Backbone:
-    """A backbone for square images of `size` pixels per side; its weights are whatever its constructor leaves."""
-    backbone = BACKBONES[options.backbone](options, channels, size)
+    """A backbone for square images of `size` pixels per side; its weights are those that its constructor draws."""
+    name = DEFAULT if options.backbone == "auto" else options.backbone
+    backbone = BACKBONES[name](options, channels, size)
     if size < backbone.min_side:
-        stem = "model.stem=cifar or " if backbone.imagenet else ""
+        stem = "model.stem=cifar or " if backbone.imagenet and options.weights is None else ""
         raise EtagError(
-            f"images of {size}x{size} pixels are too small for the backbone {options.backbone}, which needs "
+            f"images of {size}x{size} pixels are too small for the backbone {name}, which needs "
             f"{backbone.min_side}x{backbone.min_side}: set {stem}data.size={backbone.min_side}, or choose another "
             "model.backbone."
         )
-    if signed:
+    if signed and not backbone.signed:
         backbone.signed = True
         *_, last = backbone.stages
         last[-1] = nn.Identity()
+    backbone.freeze(options.train)
     return backbone

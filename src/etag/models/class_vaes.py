@@ -16,14 +16,9 @@ class ParallelLinear(nn.Module):
 
     def __init__(self, classes: int, features: int, outputs: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(classes, features, outputs))
-        self.bias = nn.Parameter(torch.empty(classes, 1, outputs))
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Initialize each class's layer as PyTorch initializes nn.Linear."""
-        bound = 1 / math.sqrt(self.weight.shape[1])
-        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
-        nn.init.uniform_(self.bias, -bound, bound, generator=generator)
+        bound = 1 / math.sqrt(features)  # as PyTorch initializes nn.Linear
+        self.weight = nn.Parameter(torch.empty(classes, features, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(classes, 1, outputs).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs of all layers: (classes, rows, outputs)."""

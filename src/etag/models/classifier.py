@@ -42,6 +42,7 @@ class Classifier(nn.Module):
             "channels": self._channels,
             "size": self._size,
             "signed": self.backbone.signed,
+            "original": self.backbone.original is not None,
             "rule": describe(self.rule),
             "temperature": self.temperature,
         }
@@ -53,6 +54,8 @@ class Classifier(nn.Module):
         model, channels, size = ModelOptions.model_validate(values["model"]), values["channels"], values["size"]
         with torch.device("meta"):
             backbone, rule = new_backbone(model, channels, size, values["signed"]), build_empty(values["rule"])
+            if values["original"]:
+                backbone.add_original()
             if not isinstance(rule, PredictionRule):
                 raise ValueError("the saved classifier has no prediction rule")
             return cls(backbone, rule, model, channels, size, values["temperature"]).eval()

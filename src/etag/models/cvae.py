@@ -49,10 +49,6 @@ class DecoderNoise(StoredTensors):
         super().__init__()
         self.store(means=torch.empty(0, features), factor=torch.zeros(features, features))
 
-    def initialize(self, _: torch.Generator) -> None:
-        """Set all statistics to zero."""
-        self.store(means=torch.zeros_like(self.means), factor=torch.zeros_like(self.factor))
-
     def learn(self, means: Tensor, covariance: Tensor) -> None:
         """Add new classes; the stored covariance becomes the mean over old and new classes."""
         old, new = len(self.means), len(means)

@@ -40,9 +40,12 @@ class ConvNorm(nn.Sequential):
 
     folds = True
 
-    def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1, epsilon: float = 1e-5
+    ) -> None:
         convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
-        super().__init__(convolution, nn.BatchNorm2d(out))
+        nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # as He et al. (2016)
+        super().__init__(convolution, nn.BatchNorm2d(out, epsilon))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized map."""

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Generic, Self, TypeVar
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from etag.core.outputs import Need, Outputs, Views
 from etag.core.random import Stream
 from etag.core.work import Batch
-from etag.models.backbone import Backbone, ModelOptions, new_backbone
+from etag.models.backbone import Backbone, ModelOptions, is_features, new_backbone, pooled
 from etag.models.heads import HeadOptions, LinearHead
 from etag.models.initial import build
 from etag.models.modules import Modules, uses_batch_statistics, without_tracking
@@ -27,7 +28,7 @@ class Auxiliary(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Logits over all pairs of class and view."""
-        logits: Tensor = self.head(Backbone.pool(self.branch(maps)))
+        logits: Tensor = self.head(pooled(self.branch(maps)))
         return logits
 
 
@@ -41,22 +42,23 @@ class Solver(nn.Module):
         # whether BatchNorm of the backbone normalizes images and other views as one batch, or as two (`_separate`)
         self.views_in_statistics = False
 
-    def add_auxiliaries(self, count: int, stream: Stream, short: bool = False) -> None:
-        """Add an auxiliary classifier without outputs behind each of the first `count` stages."""
-        for stage in range(1, count + 1):
+    def add_auxiliaries(self, last: int, stream: Stream, short: bool = False) -> None:
+        """Add an auxiliary classifier without outputs behind each stage that trains, up to stage `last` (1 .. L)."""
+        for stage in range(self.backbone.frozen + 1, last + 1):
             branch = build(partial(self.backbone.branch, stage, short), stream.torch_generator("branch", stage))
             self.auxiliaries.append(Auxiliary(branch, self.backbone.feature_size))
 
     def parameters_to_train(self, auxiliaries: bool, old_rows: bool = True) -> list[nn.Parameter]:
         """Those of backbone and head (the rows of old classes only if `old_rows`), and of the auxiliaries if asked."""
-        parts = [self.backbone, *(self.auxiliaries if auxiliaries else ())]
+        parts = [parameter for part in self.auxiliaries for parameter in part.parameters()] if auxiliaries else []
         head = list(self.head.parameters()) if old_rows else self.head.parameters_without_old_rows
-        return [*(parameter for part in parts for parameter in part.parameters()), *head]
+        return [*self.backbone.parameters_to_train, *parts, *head]
 
     @property
     def compilable(self) -> tuple[nn.Module, ...]:
         """The parts whose structure does not change when classes are added."""
-        return (*self.backbone.stages, *(auxiliary.branch for auxiliary in self.auxiliaries))
+        stages = () if self.backbone.is_frozen else self.backbone.stages  # its features may be given in place of images
+        return (*stages, *(auxiliary.branch for auxiliary in self.auxiliaries))
 
     def _auxiliaries_for(self, need: Need) -> list[Auxiliary]:
         return list(self.auxiliaries) if need & Need.AUXILIARY else []
@@ -64,14 +66,14 @@ class Solver(nn.Module):
     def forward(self, views: Tensor | Views, need: Need) -> Outputs:
         """The needed outputs of one pass over images, or over images and their views. The last stage, which is
         expensive, gets the other views only if a term needs their features or an auxiliary is behind it."""
-        outputs = Outputs()
+        outputs, frozen, last = Outputs(), self.backbone.frozen, len(self.backbone.stages)
         auxiliaries = self._auxiliaries_for(need)
         if isinstance(views, Tensor):
             views = Views(views, views.shape[0])  # not len(): an exported program must accept any number of images
+        views = self.enter(views)
         rows = _Rows(views, separate=self._separate(need))
-        last = len(self.backbone.stages)
-        for number, stage in enumerate(self.backbone.stages, start=1):
-            if number == last and len(auxiliaries) < number:
+        for number, stage in enumerate(list(self.backbone.stages)[views.after :], start=views.after + 1):
+            if number == last and len(auxiliaries) < number - frozen:
                 if not need & ~Need.AUXILIARY:  # only auxiliaries are needed, and all are done
                     return outputs
                 if not need & Need.VIEW_FEATURES:
@@ -83,8 +85,8 @@ class Solver(nn.Module):
                 outputs.stages.append(rows.images)
             else:
                 rows.apply(stage)
-            if number <= len(auxiliaries):
-                outputs.auxiliary.append(auxiliaries[number - 1](rows.views))
+            if number <= frozen + len(auxiliaries):
+                outputs.auxiliary.append(auxiliaries[number - frozen - 1](rows.views))
         if need & Need.VIEW_FEATURES:
             outputs.view_features = self.backbone.pool(rows.views)
         feature = self.backbone.pool(rows.images)
@@ -93,6 +95,18 @@ class Solver(nn.Module):
         if need & Need.LOGITS:
             outputs.logits = self.head(feature)
         return outputs
+
+    @torch.no_grad()
+    def enter(self, views: Views) -> Views:
+        """The views after the frozen stages, which are the same for the solver and for its teacher."""
+        inputs, after = views.inputs, self.backbone.frozen
+        if is_features(inputs):
+            return replace(views, after=len(self.backbone.stages))
+        if views.after >= after:
+            return views
+        for stage in list(self.backbone.stages)[views.after : after]:
+            inputs = stage(inputs)
+        return replace(views, inputs=inputs, after=after)
 
     def _separate(self, need: Need) -> bool:
         """Whether the images and their other views pass the stages as two batches. (a) Yes while BatchNorm uses batch

@@ -26,7 +26,7 @@ class WeightsReport:
         return f"loaded {len(self.loaded)} tensors of the backbone from {self.path}{unused}"
 
 
-def load_weights(backbone: Backbone, path: str) -> WeightsReport:
+def load_weights(backbone: Backbone, path: str | Path) -> WeightsReport:
     """Load the tensors of a file into the backbone; if any does not fit, raise an EtagError and load none."""
     file = Path(path).expanduser()
     tensors, own = read_tensors(file), backbone.state_dict()

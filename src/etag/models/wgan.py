@@ -14,9 +14,9 @@ STD = 0.02  # standard deviation of all initial weights
 class _NormalLinear(nn.Linear):
     """A linear layer with normally distributed initial weights."""
 
-    def initialize(self, generator: torch.Generator) -> None:
+    def reset_parameters(self) -> None:
         """Initialize as the original code does: normal weights, zero bias."""
-        nn.init.normal_(self.weight, 0.0, STD, generator=generator)
+        nn.init.normal_(self.weight, 0.0, STD)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

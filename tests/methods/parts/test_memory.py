@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
+from etag.core.images import Resize
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.data.images import FileImages, MemoryImages
@@ -159,7 +160,7 @@ def test_images_in_files_are_kept_as_pixels_and_joined_to_files(tmp_path):
     for number, picture in enumerate(pixels):
         Image.fromarray(picture).save(tmp_path / f"{number}.png")
     files = np.array([str(tmp_path / f"{number}.png") for number in range(6)])
-    images = FileImages(files, torch.tensor([0, 1, 0, 1, 0, 1]), side=4, workers=0)
+    images = FileImages(files, torch.tensor([0, 1, 0, 1, 0, 1]), resize=Resize(4), workers=0)
     made, features = ExemplarMemory(ExemplarOptions(per_class=2)), numbers(6, 3)
     made.add(Task(0, 0, 2, images, images, 2), features, Stream.root(0).torch_generator())
     chosen = [[0, 2, 4][place] for place in brute_force(features[0::2], 2)]

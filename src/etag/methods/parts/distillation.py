@@ -68,7 +68,8 @@ def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, wei
     """LwM: distance of the Grad-CAM maps of student and teacher for the old class the student finds likeliest. At the
     last stage the map has a closed form; at stages 1 .. L - 1 it is a gradient, and learning from it takes second-order
     gradients."""
-    last = len(solver.backbone.stages)
+    frozen = solver.backbone.frozen
+    last = len(solver.backbone.stages) - frozen  # stages count from the first that trains
     need = Need.LOGITS | Need.STAGES
 
     def attention(network: Solver, outputs: Outputs, top: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def attention_term(task: Task, solver: Solver, teacher: Teacher, stage: int, wei
             return gradient_activation_map(maps, logits, create_graph=True)
         with torch.enable_grad():
             maps = maps.detach().requires_grad_()
-            logits = network.logits_from_stage(maps, stage).gather(1, top[:, None])
+            logits = network.logits_from_stage(maps, stage + frozen).gather(1, top[:, None])
             return gradient_activation_map(maps, logits, create_graph=False).detach()
 
     def compute(step: StepData) -> Tensor:

@@ -65,15 +65,15 @@ class EmbeddingDistillation:
         return self._fidelity.aux_classes == "all"
 
     def build(self, solver: Solver, stream: Stream) -> None:
-        """Add the auxiliaries to a solver, still without outputs."""
+        """Add the auxiliaries to a solver, still without outputs; none where no stage but the last trains."""
         stages = len(solver.backbone.stages)
         if stages < 2:
             raise EtagError(
                 "embedding distillation needs a backbone with two stages or more, this one has one: choose another "
                 "model.backbone, or the method without it."
             )
-        count = stages if self.options.last_stage else stages - 1
-        solver.add_auxiliaries(count, stream, short=self.options.branches == "short")
+        last = stages if self.options.last_stage else stages - 1
+        solver.add_auxiliaries(last, stream, short=self.options.branches == "short")
         solver.views_in_statistics = self._fidelity.backbone_batch_norm == "views"
 
     def add_outputs(self, solver: Solver, classes: int, stream: Stream) -> None:
@@ -83,7 +83,7 @@ class EmbeddingDistillation:
 
     def remove_last_stage_auxiliary(self, solver: Solver) -> None:
         """Remove the auxiliary behind the last stage, if there is one: only the base task uses it."""
-        del solver.auxiliaries[len(solver.backbone.stages) - 1 :]
+        del solver.auxiliaries[len(solver.backbone.stages) - solver.backbone.frozen - 1 :]
 
     def trains_auxiliaries(self, task: Task) -> bool:
         """Whether the weights of the auxiliaries are trained in this task."""
@@ -103,7 +103,7 @@ class EmbeddingDistillation:
 
     def distillation_term(self, task: Task, solver: Solver) -> Term:
         """Eq. (4): divergence of the auxiliaries from the teacher's, for all stages but the last."""
-        count, weight = len(solver.backbone.stages) - 1, self.options.lambda_kl
+        count, weight = len(solver.backbone.stages) - solver.backbone.frozen - 1, self.options.lambda_kl
 
         def compute(step: StepData) -> Tensor:
             student, teacher = step.student.auxiliary[:count], step.teacher.auxiliary[:count]

@@ -20,10 +20,11 @@ from etag.core.work import Batch, ParameterGroup, Phase, Plan, StepData, Term, T
 from etag.losses.classification import cross_entropy
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.classification import Scope, output_range
+from etag.methods.parts.drift import PassBatches
 from etag.models.cvae import ConditionalVAE
 from etag.models.heads import LinearHead
 from etag.models.initial import build
-from etag.models.solver import Frozen
+from etag.models.solver import Frozen, Solver, Teacher
 from etag.models.wgan import ConditionalWGAN
 
 NormalSampler = Callable[[str, int], Tensor]  # (purpose, columns) -> standard normal draws
@@ -75,6 +76,11 @@ class FeatureGenerator(ABC):
     def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor | None:  # noqa: ARG002
         """Features of these classes from the current network; None where all samples of a class are the same."""
         return None
+
+    def follow(self, task: Task, teacher: Teacher | None, solver: Solver, batches: PassBatches, stream: Stream) -> Plan:  # noqa: ARG002
+        """After the solver has learned a task: adapt what is stored of old features to the new backbone. A network
+        learns old and new features together later, and does nothing here."""
+        yield from ()
 
     @abstractmethod
     def learn(

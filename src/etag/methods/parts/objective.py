@@ -44,7 +44,7 @@ class SolverObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms."""
-        views, teacher = self._views(batch), Outputs()
+        views, teacher = self.solver.enter(self._views(batch)), Outputs()
         if self.teacher is not None:
             teacher = self.teacher.targets(views, self._teacher_need)
         step = StepData(batch, views, self.solver(views, self.need), teacher)

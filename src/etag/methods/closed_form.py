@@ -1,0 +1,87 @@
+"""The common part of methods whose head is computed from class statistics: no head is trained, and none forgets."""
+
+from abc import abstractmethod
+from typing import ClassVar, Literal, TypeVar
+
+from pydantic import Field
+from torch import Tensor
+
+from etag.core.random import Stream
+from etag.core.scenario import Task
+from etag.core.work import DataPass, Plan
+from etag.methods.frozen_backbone import FrozenBackboneMethod, FrozenBackboneOptions
+from etag.methods.parts.statistics import ClassStatistics, StatisticsCollector
+from etag.models.prediction import PredictionRule
+
+
+class ClosedFormOptions(FrozenBackboneOptions):
+    """Options of methods whose head is computed from class statistics."""
+
+    statistics: Literal["shared", "per_class"] = Field(
+        "shared",
+        description="second moments of all classes together, or of each class: then a class can be forgotten exactly, "
+        "for 8 x (feature size)^2 bytes per class",
+    )
+
+
+OptionsT = TypeVar("OptionsT", bound=ClosedFormOptions, covariant=True)
+
+
+class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
+    """Adds up statistics of the classes, and computes the rule from them (`fit`)."""
+
+    has_e_variant: ClassVar[bool] = False
+    rule: PredictionRule
+
+    def build(self, stream: Stream) -> None:
+        """Store the statistics beside the solver."""
+        super().build(stream)
+        self.rule = self.new_rule(self.solver.backbone.output_size, stream)
+        size = self.transformed(next(self.solver.parameters()).new_zeros(1, self.solver.backbone.output_size)).shape[1]
+        self.parts["statistics"] = self.statistics = ClassStatistics(size, self.options.statistics == "per_class")
+
+    @abstractmethod
+    def new_rule(self, size: int, stream: Stream) -> PredictionRule:
+        """The prediction rule for features of this size, still without classes."""
+
+    def transformed(self, features: Tensor) -> Tensor:
+        """What the statistics are taken of."""
+        return features
+
+    @abstractmethod
+    def fit(self) -> None:
+        """Compute the weights of `rule` from the statistics."""
+
+    def choose(self, task: Task) -> Plan:  # noqa: ARG002
+        """Choose what `fit` needs besides the statistics, from the task's images."""
+        yield from ()
+
+    def add_classes(self, classes: int) -> None:
+        """Add empty sums."""
+        super().add_classes(classes)
+        self.statistics.grow(classes)
+
+    def learn_task(self, task: Task) -> Plan:
+        """Add the task's images to the statistics, and compute the rule."""
+        labels = sorted(set(task.train.labels.tolist()))
+        module = StatisticsCollector(self.solver.backbone, labels, self.statistics.per_class, self.transformed)
+        sums = yield DataPass("statistics", module, self.pass_batches("statistics", task.train), reduce="sum")
+        self.statistics.add(labels, sums)
+        yield from self.choose(task)
+        self.fit()
+
+    def update(self, task: Task, number: int) -> Plan:  # noqa: ARG002
+        """Learn more images of known classes, as if they had been there from the start."""
+        return self.learn_task(task)
+
+    def forget(self, label: int) -> None:
+        """Remove a class. Only with `statistics=per_class` nothing of it is left."""
+        if label < self.solver.head.outputs:
+            self.solver.head.remove_rows(label)
+        self.statistics.remove_class(label)
+        self.remove_from_task_sizes(label)
+        self.fit()
+
+    def prediction_rule(self) -> PredictionRule:
+        """The rule as it was computed last."""
+        return self.rule

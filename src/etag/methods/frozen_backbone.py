@@ -1,0 +1,106 @@
+"""The common part of methods whose backbone does not change after the base task.
+
+The backbone is trained on the base task (from random or from pre-trained weights), or loaded and never trained. In
+later tasks the learner computes the features of each image once.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal, TypeVar
+
+from pydantic import Field
+
+from etag.core.errors import EtagError
+from etag.core.options import Options
+from etag.core.random import Stream
+from etag.core.scenario import Task
+from etag.core.work import Plan
+from etag.methods.base import Method, MethodOptions
+
+
+class FrozenFeatureOptions(Options):
+    """Where the frozen features come from; the accuracy depends strongly on it."""
+
+    source: Literal["auto", "base", "weights"] = Field(
+        "auto",
+        description="base: the backbone is trained on the base task (`model.train`: which stages); weights: it is "
+        "loaded and never trained; auto: weights if `model.weights` is set",
+    )
+    original: bool = Field(
+        False, description="with source=base: add the features of the backbone as it was before the base task (APER)"
+    )
+
+
+class FrozenBackboneOptions(MethodOptions):
+    """Options of methods with a frozen backbone."""
+
+    head_growths: ClassVar[tuple[str, ...]] = ("growing",)
+    features: FrozenFeatureOptions = Field(FrozenFeatureOptions(), description="the frozen features")
+
+
+OptionsT = TypeVar("OptionsT", bound=FrozenBackboneOptions, covariant=True)
+
+
+class FrozenBackboneMethod(Method[OptionsT]):
+    """Trains the backbone at the base task, or not at all; the solver's head serves the base task only."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the base task trains the backbone."""
+        source, loaded = self.options.features.source, self.context.model.weights is not None
+        return not self.solver.backbone.is_frozen and (source == "base" or (source == "auto" and not loaded))
+
+    def build(self, stream: Stream) -> None:
+        """A backbone that remembers its first state, if asked."""
+        super().build(stream)
+        if self.options.features.original:
+            self.solver.backbone.add_original()
+
+    def check(self, task_sizes: Sequence[int]) -> None:
+        """Check that the options fit together."""
+        super().check(task_sizes)
+        if self.options.features.source == "weights" and self.context.model.weights is None:
+            raise EtagError(
+                "method.features.source=weights needs a backbone from a file: set model.weights, or choose "
+                "method.features.source=base."
+            )
+        if not self.adapts and self.embedding is not None:
+            raise EtagError(
+                "the backbone is loaded and not trained, so embedding distillation has nothing to do: leave "
+                "method.embedding out, or set method.features.source=base."
+            )
+        if not self.adapts and self.options.features.original:
+            raise EtagError(
+                "method.features.original needs a backbone that is trained: set method.features.source=base."
+            )
+
+    def new_head_classes(self, classes: int) -> int:
+        """The head gets the base classes, if it is to train the backbone."""
+        return classes if len(self.task_sizes) == 1 and self.adapts else 0
+
+    def sees_features(self, index: int) -> bool:
+        """From the second task on; from the first, if the backbone is never trained."""
+        return index > 0 or not self.adapts
+
+    def begin_task(self, task: Task) -> None:
+        """No teacher: nothing is distilled. Remember the backbone as it is before the base task, if asked."""
+        if task.index == 0 and self.options.features.original:
+            self.solver.backbone.copy_original()
+        self.add_classes(task.num_new)
+        self.move_to_device()
+
+    def phases(self, task: Task) -> Plan:
+        """Train the backbone at the base task; then learn from features."""
+        if task.index == 0 and self.adapts:
+            yield self.solver_phase(task, [self.cross_entropy(task)])
+        yield from self.learn_task(task)
+
+    @abstractmethod
+    def learn_task(self, task: Task) -> Plan:
+        """Learn a task with the frozen backbone; its images may be given as features (`sees_features`)."""
+
+    def remarks(self) -> dict[str, str]:
+        """Where the features come from."""
+        weights = self.context.model.weights
+        start = "" if weights is None else f"from {weights}, "
+        return {"features": f"a frozen backbone, {start}{'trained on the base task' if self.adapts else 'not trained'}"}

@@ -1,0 +1,107 @@
+"""EfficientNet-Lite 0 to 2: EfficientNet (Tan and Le, 2019) without what phones compute slowly."""
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+from etag.models.backbone import BACKBONES, Backbone, ModelOptions
+from etag.models.backbones.mobilenet import DEFAULT_WIDTH, LAST, InvertedResidual, InvertedResiduals, Row, Stages
+from etag.models.modules import ConvNorm
+
+# Table 1 of EfficientNet
+EFFICIENTNET: Stages = (
+    (Row(1, 16, 1, 1),),
+    (Row(6, 24, 2, 2),),
+    (Row(6, 40, 2, 2, 5),),
+    (Row(6, 80, 3, 2), Row(6, 112, 3, 1, 5)),
+    (Row(6, 192, 4, 2, 5), Row(6, 320, 1, 1)),
+)
+
+
+class TensorflowConvNorm(ConvNorm):
+    """Pads as TensorFlow does: where an odd number of zeros is needed, there is one more at the end."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(channels, out, kernel, stride, groups, epsilon=1e-3)
+        self.kernel, self.stride = kernel, stride
+        if stride > 1:
+            self[0].padding = (0, 0)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized map."""
+        if self.stride > 1:
+            high, wide = (
+                max(0, (math.ceil(side / self.stride) - 1) * self.stride + self.kernel - side) for side in x.shape[2:]
+            )
+            x = functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
+        return super().forward(x)
+
+
+class EfficientNetLite(InvertedResiduals):
+    """The names of its tensors are ours; those of the package efficientnet_lite_pytorch are translated."""
+
+    def translate_name(self, name: str) -> str:
+        """Return the name here of a tensor of efficientnet_lite_pytorch; other names are returned unchanged."""
+        layer, _, rest = name.partition(".")
+        *_, last = self.stages
+        end = f"stages.{len(self.stages) - 1}.{len(last) - 2}"
+        outer = {"_conv_stem": "stages.0.0.0", "_bn0": "stages.0.0.1", "_conv_head": f"{end}.0", "_bn1": f"{end}.1"}
+        if layer in outer:
+            return f"{outer[layer]}.{rest}"
+        if layer != "_blocks":
+            return name
+        number, _, rest = rest.partition(".")
+        part, _, rest = rest.partition(".")
+        places = [
+            (f"stages.{stage}.{place}.layers", len(block.layers))
+            for stage, layers in enumerate(self.stages)
+            for place, block in enumerate(layers)
+            if isinstance(block, InvertedResidual)
+        ]
+        if not number.isdecimal() or int(number) >= len(places) or part not in _PARTS:
+            return name
+        prefix, length = places[int(number)]
+        from_end, inner = _PARTS[part]
+        return f"{prefix}.{length - from_end}.{inner}.{rest}"
+
+
+# of a block in efficientnet_lite_pytorch -> place counted from the end of `layers`, place in the ConvNorm
+_PARTS = {
+    "_expand_conv": (5, 0),
+    "_bn0": (5, 1),
+    "_depthwise_conv": (3, 0),
+    "_bn1": (3, 1),
+    "_project_conv": (1, 0),
+    "_bn2": (1, 1),
+}
+
+
+def _efficientnet_lite(width: float, depth: float) -> Callable[[ModelOptions, int, int], Backbone]:
+    """A function that creates the network. First and last layers have the same width and depth in all variants."""
+
+    def scaled(channels: int) -> int:
+        """The nearest multiple of 8, but at least 90 % of the exact number."""
+        exact = channels * width
+        rounded = max(8, int(exact + 4) // 8 * 8)
+        return rounded + 8 if rounded < 0.9 * exact else rounded
+
+    def create(options: ModelOptions, channels: int, _size: int) -> Backbone:
+        """Return an EfficientNet-Lite; all widths are proportional to that of the first convolution, 32 by default."""
+        first = options.width or DEFAULT_WIDTH
+        rows = [list(group) for group in EFFICIENTNET]
+        for group in rows:
+            for place, row in enumerate(group):
+                at_end = group is rows[0] or (group is rows[-1] and place == len(group) - 1)
+                blocks = row.blocks if at_end else math.ceil(row.blocks * depth)
+                out = max(1, scaled(row.channels) * first // DEFAULT_WIDTH)
+                group[place] = row._replace(channels=out, blocks=blocks)
+        last = max(1, LAST * first // DEFAULT_WIDTH)
+        return EfficientNetLite(channels, rows, first, last, options.stem != "cifar", TensorflowConvNorm)
+
+    return create
+
+
+for _name, _width, _depth in (("lite0", 1.0, 1.0), ("lite1", 1.0, 1.1), ("lite2", 1.1, 1.2)):
+    BACKBONES.add(f"efficientnet_{_name}")(_efficientnet_lite(_width, _depth))

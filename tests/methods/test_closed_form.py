@@ -1,0 +1,168 @@
+"""What methods with a head in closed form share: exact after any order of tasks, exact updates, forgetting."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from etag.core.errors import EtagError
+from etag.data.images import Features
+from etag.methods.abilities import CanForget, CanUpdate
+
+NAMES = ["ncm", "slda", "ridge", "ranpac", "fecam"]
+FROZEN = {"model.train": "head"}
+
+
+@pytest.fixture
+def frozen(lab):
+    """frozen(name, options, split) -> a small method whose backbone keeps its first weights."""
+
+    def make(name, options=None, split="b3-2x2", **more):
+        given = {"projection": 12} if name == "ranpac" else {}
+        made = lab(name, given | (options or {}), split=split, **more)
+        made.context = replace(made.context, model=made.context.model.model_copy(update={"train": "head"}))
+        made.method = type(made.method)(made.method.options, made.context)
+        return made
+
+    return make
+
+
+def exact(made, task):
+    """The task with features in place of images, each computed on its own: batches do not change its rounding."""
+    with torch.no_grad():
+        images = made.preprocess.centered(task.train.pixels)
+        matrix = torch.cat([made.method.solver.backbone.eval()(image[None]) for image in images])
+    return replace(task, train=Features(matrix, torch.arange(len(matrix)), task.train.labels))
+
+
+def scores(made, tasks):
+    images = made.learner.test_images(made.scenario.tasks[:tasks])
+    batches = made.method.pass_batches("test", images)
+    with torch.no_grad():
+        return torch.cat([made.method.classifier().eval()(batch.inputs) for batch in batches.epoch(0)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_task_by_task_equals_all_at_once(frozen, name):
+    options = {"penalty": 10.0} if name in ("ridge", "ranpac") else {}
+    by_task, at_once = frozen(name, options), frozen(name, options, split="b0-1x7")
+    for index in range(3):
+        by_task.learner.train(exact(by_task, by_task.task(index)))
+    at_once.learner.train(exact(at_once, at_once.task(0)))
+    assert len(by_task.method.task_sizes) == 3
+    for key, value in at_once.method.rule.state_dict().items():
+        torch.testing.assert_close(by_task.method.rule.state_dict()[key], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_images_of_known_classes_are_as_if_they_had_been_there(frozen, name):
+    options = {"penalty": 10.0} if name in ("ridge", "ranpac") else {}
+    whole, in_two = frozen(name, options), frozen(name, options)
+    whole.learner.train(exact(whole, whole.task(0)))
+    task = exact(in_two, in_two.task(0))
+    half = torch.arange(len(task.train)) % 2 == 0
+    first, second = (replace(task, train=task.train.select(rows.nonzero().flatten())) for rows in (half, ~half))
+    in_two.learner.train(first)
+    assert isinstance(in_two.method, CanUpdate)
+    update = replace(second, index=1, num_old=3, num_new=0)
+    in_two.learner.train(update, update_number=1)
+    for key, value in whole.method.rule.state_dict().items():
+        torch.testing.assert_close(in_two.method.rule.state_dict()[key], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_class_is_forgotten_exactly_with_moments_per_class(frozen, name):
+    options = {"statistics": "per_class"} | ({"penalty": 10.0} if name in ("ridge", "ranpac") else {})
+    forgetting, never = frozen(name, options), frozen(name, options)
+    forgetting.learn(0, 1)
+    assert isinstance(forgetting.method, CanForget)
+    forgetting.method.forget(1)
+    task = never.task(0)
+    others = (task.train.labels != 1).nonzero().flatten()
+    labels = torch.tensor([0, 1, 1])[task.train.labels[others]]  # 2 becomes 1
+    never.learner.train(replace(task, num_new=2, train=replace(task.train.select(others), labels=labels)))
+    later = never.task(1)
+    moved = replace(later, num_old=2, train=replace(later.train, labels=later.train.labels - 1))
+    never.learner.train(moved)
+    assert forgetting.method.task_sizes == [2, 2]
+    for key, value in never.method.rule.state_dict().items():
+        torch.testing.assert_close(forgetting.method.rule.state_dict()[key], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forgetting_with_shared_moments_removes_the_class_from_the_answers(frozen, name):
+    made = frozen(name, {"statistics": "shared"} | ({"covariance": "tied"} if name == "fecam" else {}))
+    made.learn(0, 1)
+    made.method.forget(0)
+    assert scores(made, 1).shape[1] == 4
+
+
+@pytest.mark.parametrize("name", [*NAMES, "fetril"])
+def test_a_frozen_backbone_sees_each_image_once(frozen, name, monkeypatch):
+    made = frozen(name)
+    rows, forward = [], type(made.method.solver.backbone).forward
+
+    def counted(self, images):
+        if images.ndim == 4:
+            rows.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(type(made.method.solver.backbone), "forward", counted)
+    learner = made.learner
+    for index in range(3):
+        learner.train(made.task(index))
+        learner.test_images(made.scenario.tasks[: index + 1])
+    assert sum(rows) == sum(len(task.train) + len(task.test) for task in made.scenario)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_from_scratch_the_backbone_is_trained_on_the_base_task_only(lab, name, snapshot):
+    made = lab(name, {"projection": 12} if name == "ranpac" else {}, epochs=2)
+    before = snapshot(made.method.solver.backbone)
+    made.learn(0)
+    after = snapshot(made.method.solver.backbone)
+    assert any(not torch.equal(after[key], value) for key, value in before.items())
+    made.learn(1, 2)
+    assert all(torch.equal(made.method.solver.backbone.state_dict()[key], value) for key, value in after.items())
+    assert made.method.sees_features(1)
+    assert not made.method.sees_features(0)
+
+
+def test_the_original_features_are_added(lab):
+    made = lab("ncm", {"features": {"source": "base", "original": True}}, epochs=2)
+    backbone = made.method.solver.backbone
+    first = {key: value.clone() for key, value in backbone.stages.state_dict().items()}
+    made.learn(0, 1)
+    assert backbone.output_size == 2 * backbone.feature_size == made.method.rule.means.shape[1]
+    for key, value in first.items():
+        assert torch.equal(backbone.original.state_dict()[key], value), key
+    images = made.preprocess.centered(made.task(0).test.pixels)
+    with torch.no_grad():
+        both = backbone.eval()(images)
+        adapted, original = images, images
+        for stage, kept in zip(backbone.stages, backbone.original, strict=True):
+            adapted, original = stage(adapted), kept(original)
+    torch.testing.assert_close(both, torch.cat([adapted.mean((2, 3)), original.mean((2, 3))], dim=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"features": {"source": "weights"}}, "set model.weights"),
+        ({"features": {"original": True}}, r"features\.original"),
+    ],
+)
+def test_wrong_options(frozen, options, words):
+    with pytest.raises(EtagError, match=words):
+        frozen("ncm", options).method.check([3, 2, 2])
+
+
+def test_features_are_a_set_like_images():
+    matrix, labels = torch.arange(12.0).view(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+    features = Features(matrix, torch.tensor([5, 4, 3, 2, 1, 0]), labels)
+    assert [rows[:, 0].tolist() for rows in features.read([torch.tensor([0, 5])])] == [[10.0, 0.0]]
+    some = features.select(torch.tensor([1, 2]))
+    joined = some.join([features])
+    assert len(joined) == 8
+    assert next(joined.read([torch.tensor([0, 2])]))[:, 0].tolist() == [8.0, 10.0]
+    assert joined.labels.tolist() == [1, 0, *labels.tolist()]

@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+import torch
+from tests.methods.test_closed_form import frozen  # noqa: F401
+from tests.methods.test_ridge import all_features
+
+from etag.methods.registry import METHODS
+
+
+def naive_scores(x, labels, classes, tied, power, first, second):
+    """Minus half the squared Mahalanobis distances of the method's paper, one number at a time where it helps."""
+    x = np.maximum(x, 0) ** power
+    means = [x[labels == label].mean(0) for label in range(classes)]
+    covariances = [np.cov(x[labels == label].T) for label in range(classes)]
+    if tied:
+        within = sum(np.outer(row - means[label], row - means[label]) for row, label in zip(x, labels, strict=True))
+        covariances = classes * [within / (len(x) - classes)]
+    columns = []
+    for mean, covariance in zip(means, covariances, strict=True):
+        size = len(covariance)
+        off = [covariance[i, j] for i in range(size) for j in range(size) if i != j]
+        shrunk = covariance + first * np.diag(covariance).mean() * np.eye(size)
+        shrunk = shrunk + second * np.mean(off) * (1 - np.eye(size))
+        deviation = np.sqrt(np.diag(shrunk))
+        inverse = np.linalg.inv(shrunk / np.outer(deviation, deviation))
+        columns.append([-0.5 * (row - mean) @ inverse @ (row - mean) for row in x])
+    return np.array(columns).T
+
+
+@pytest.mark.parametrize(("covariance", "power"), [("per_class", 0.5), ("tied", 0.5), ("per_class", 1.0)])
+def test_scores_are_mahalanobis_distances_with_shrunk_correlations(frozen, covariance, power):  # noqa: F811
+    options = {"covariance": covariance, "power": power, "variance_shrinkage": 0.7, "covariance_shrinkage": 0.4}
+    made = frozen("fecam", options, images=16)
+    made.learn(0, 1)
+    x, labels = all_features(made, 2)
+    expected = naive_scores(x, labels, 5, covariance == "tied", power, 0.7, 0.4)
+    found = made.method.rule(torch.from_numpy(x).float()).double().numpy()
+    if covariance == "tied":  # what does not depend on the class is left out
+        expected, found = expected - expected[:, :1], found - found[:, :1]
+    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
+
+
+def test_the_default_has_a_covariance_per_class_and_says_so():
+    options = METHODS["fecam"].Options(name="fecam")
+    assert (options.statistics, options.covariance) == ("per_class", "per_class")
