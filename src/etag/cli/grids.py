@@ -1,5 +1,6 @@
 """`etag bench`: the runs of a grid by one command, with a table of their progress."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,8 @@ def bench(
             status = execution.status(run)
             echo(f"{status.state:8} {run.name}  {status.reason}".rstrip())
         return
+    # the runs inherit it, and compute the features of a frozen backbone once for all of them
+    os.environ.setdefault("ETAG_FEATURES", str((execution.store / "features").absolute()))
     for number in (signal.SIGINT, signal.SIGTERM):  # some shells ignore these signals for background jobs
         signal.signal(number, signal.default_int_handler)
     try:

@@ -139,9 +139,4 @@ class RuntimeOptions(Options):
     checkpoint_steps: PositiveInt | None = Field(
         None, description="also a checkpoint after every N steps (rounded up to tens)"
     )
-    feature_store: str | None = Field(
-        None,
-        description="folder in which features of a frozen backbone are kept for other runs; null: they are deleted at "
-        "the end",
-    )
     callbacks: tuple[str, ...] = Field((), description="by name: tensorboard, or those of a plug-in")

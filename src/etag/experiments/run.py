@@ -104,7 +104,7 @@ def _learn(
         named = create_callbacks(config.runtime.callbacks, directory.path)
         callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, image_counts)]
     with closing_all(callbacks), stop.on_signals(print_line):
-        store = config.runtime.feature_store
+        shared = os.environ.get("ETAG_FEATURES")  # set by `etag bench`
         learner = Learner(
             method,
             runtime,
@@ -113,7 +113,7 @@ def _learn(
             callbacks,
             stop=stop,
             print_line=print_line,
-            feature_folder=directory.frozen_features if store is None else Path(store).expanduser(),
+            feature_folder=Path(shared).expanduser() if shared else directory.frozen_features,
         )
         for task in scenario.tasks[len(about.history) :]:
             options = LearnOptions(

@@ -1,7 +1,7 @@
 """Features of a frozen backbone, computed once per image: in memory, or in files that are mapped into memory.
 
-A store belongs to one run or lesson and is deleted with its work folder, unless the user names a folder for it
-(`runtime.feature_store`). Rows are written as they are computed, so an interrupted pass continues where it was.
+A store belongs to one run or lesson and is deleted with its work folder; the runs of a grid share one ($ETAG_FEATURES).
+Rows are written as they are computed, so an interrupted pass continues where it was.
 """
 
 from collections.abc import Iterator, Sequence
