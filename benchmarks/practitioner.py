@@ -1,10 +1,12 @@
-"""The practitioner's loop on CIFAR-100, 5 classes and then 5 others, against fine-tuning and joint training.
+"""The practitioner's loop on CIFAR-100: classes that arrive in lessons, 200 images each, and no old image.
 
-    python benchmarks/practitioner.py [--seeds 0 1 2] [--methods etag fine joint] [--out DIR] [--set KEY=VALUE]
+    python benchmarks/practitioner.py [--lessons 5x2] [--methods ridge gfr etag fine joint] [--seeds 0 1 2] [--out DIR]
+                                      [--from-scratch] [--set KEY=VALUE]
 
-There are 200 images of each class. A seed chooses the classes and everything else that is random. Every lesson is a
-real `etag learn` on folders, one thread, with the settings that it chooses itself; accuracy is on the 100 test images
-of each class. `joint` learns all ten classes in one lesson, so it has no old classes. Models that are in DIR already
+`5x2` is two lessons of 5 classes, `10x6` six of 10. A seed chooses the classes and everything else that is random.
+Every lesson is a real `etag learn` on folders, one thread, with the settings that it chooses itself; accuracy is on the 100
+test images of each class. `joint` learns all classes in one lesson of fine-tuning. For `ridge`, a model that learns all
+classes in one lesson is compared too: the largest difference of the weights is printed. Models that are in DIR already
 are not trained again.
 """
 
@@ -23,35 +25,60 @@ from etag.app.sources import source_folders
 from etag.learner.model_directory import ModelDirectory
 
 
-def folders(home: Path, seed: int) -> Path:
-    """A and B to learn from, AB of both, test, and unknown: images of classes that are not learned."""
-    place = home / f"images-{seed}"
-    numbers = np.random.default_rng(seed).permutation(100)[:20].tolist()
-    parts = {"A": numbers[:5], "B": numbers[5:10], "AB": numbers[:10], "test": numbers[:10], "unknown": numbers[10:]}
+def folders(home: Path, seed: int, sizes: list[int]) -> tuple[Path, list[Path]]:
+    """Images in folders: one per lesson, all of them, test, and unknown: classes that are never learned."""
+    place, total = home / f"images-{'-'.join(map(str, sizes))}-{seed}", sum(sizes)
+    numbers = np.random.default_rng(seed).permutation(100).tolist()
+    ends = np.cumsum(sizes).tolist()
+    parts = {f"lesson-{end}": numbers[end - size : end] for size, end in zip(sizes, ends, strict=True)}
+    lessons = [place / name for name in parts]
+    parts |= {"all": numbers[:total], "test": numbers[:total], "unknown": numbers[total : total + 10]}
     for name, classes in parts.items():
         if not (place / name).exists():
             part = "test" if name in ("test", "unknown") else "train"
             source_folders("cifar100", place / name, ",".join(map(str, classes)), 200, part)
-    return place
+    return place, lessons
 
 
-def trial(home: Path, method: str, seed: int, settings: list[str]) -> dict[str, float]:
+def learn(model: Path, lessons: list[Path], method: str, seed: int, from_scratch: bool, settings: list[str]) -> None:
+    """Learn the lessons that the model has not learned yet."""
+    given = {"method": method, "seed": seed}
+    known = len(ModelDirectory(model).about().history) if ModelDirectory(model).exists() else 0
+    for number, lesson in list(enumerate(lessons))[known:]:
+        first = number == 0
+        learn_folder(
+            model, lesson, given if first else {}, settings, from_scratch=from_scratch and first, print_line=print
+        )
+
+
+def trial(home: Path, method: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """One model, trained and evaluated."""
-    images, model = folders(home, seed), home / f"{method}-{seed}"
-    given = {"method": "fine" if method == "joint" else method, "seed": seed}
-    for lesson in ["AB"] if method == "joint" else ["A", "B"]:
-        if not ModelDirectory(model).exists() or set_of(images / lesson).isdisjoint(
-            ModelDirectory(model).about().classes
-        ):
-            learn_folder(model, images / lesson, {} if lesson == "B" else given, settings, print_line=print)
-    found = evaluate_folder(model, images / "test", images / "unknown")
-    groups = {"old": set_of(images / "A"), "new": set_of(images / "B"), "all": set_of(images / "test")}
-    accuracy = {
-        name: statistics.mean(right for label, (_, right) in found.per_class.items() if label in group)
-        for name, group in groups.items()
+    sizes = [options.classes] * options.count
+    images, lessons = folders(home, seed, sizes)
+    name = f"{'scratch-' if options.from_scratch else ''}{method}-{options.lessons}-{seed}"
+    learned, own = ([images / "all"], "fine") if method == "joint" else (lessons, method)
+    learn(home / name, learned, own, seed, options.from_scratch, options.settings)
+    found = evaluate_folder(home / name, images / "test", images / "unknown")
+    groups = {"all": set_of(images / "test"), "first lesson": set_of(lessons[0]), "last lesson": set_of(lessons[-1])}
+    values = {
+        group: statistics.mean(right for label, (_, right) in found.per_class.items() if label in names)
+        for group, names in groups.items()
     }
-    minutes = max(lesson.seconds for lesson in ModelDirectory(model).about().history) / 60
-    return accuracy | {"ECE": found.calibration_error, "AUROC": found.auroc or 0.0, "longest lesson, min": minutes}
+    seconds = [lesson.seconds + lesson.test_seconds for lesson in ModelDirectory(home / name).about().history]
+    values |= {"ECE": found.calibration_error, "AUROC": found.auroc or 0.0, "longest lesson, s": max(seconds)}
+    if method == "ridge" and not options.from_scratch:
+        whole = home / f"{name}-at-once"
+        learn(whole, [images / "all"], method, seed, False, options.settings)
+        values["difference to one lesson"] = difference(home / name, whole)
+    return values
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest difference of two linear rules, relative to their largest weight; the classes may be in any order."""
+    (rule, about), (twin, twin_about) = (ModelDirectory(path).load_classifier() for path in (one, other))
+    order = [about.classes.index(name) for name in twin_about.classes]
+    weight, twin_weight = rule.rule.weight[order], twin.rule.weight
+    return float((weight - twin_weight).abs().max() / twin_weight.abs().max())
 
 
 def set_of(folder: Path) -> set[str]:
@@ -60,22 +87,25 @@ def set_of(folder: Path) -> set[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lessons", default="5x2")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=["fine", "etag", "joint"])
+    parser.add_argument("--methods", nargs="+", default=["ridge", "gfr", "etag", "fine", "joint"])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--from-scratch", action="store_true")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args()
+    options.classes, options.count = map(int, options.lessons.split("x"))
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         home = options.out or Path(temporary)
         for method in options.methods:
-            trials = [trial(home, method, seed, options.settings) for seed in options.seeds]
+            trials = [trial(home, method, seed, options) for seed in options.seeds]
             for seed, values in zip(options.seeds, trials, strict=True):
-                print(json.dumps({"method": method, "seed": seed} | {key: round(v, 4) for key, v in values.items()}))
+                print(json.dumps({"method": method, "seed": seed} | {key: round(v, 8) for key, v in values.items()}))
             for key in trials[0]:
                 values = [values[key] for values in trials]
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                print(f"{method:6} {key:20} {statistics.mean(values):.3f} ± {spread:.3f}")
+                print(f"{method:6} {key:25} {statistics.mean(values):.4g} ± {spread:.2g}", flush=True)
 
 
 if __name__ == "__main__":
