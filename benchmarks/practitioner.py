@@ -5,9 +5,9 @@
 
 `5x2` is two lessons of 5 classes, `10x6` six of 10. A seed chooses the classes and everything else that is random.
 Every lesson is a real `etag learn` on folders, one thread, with the settings that it chooses itself; accuracy is on the
-100 test images of each class. `joint` learns all classes in one lesson of fine-tuning. For `ridge`, a model that learns all
-classes in one lesson is compared too: the largest difference of the weights is printed. Models that are in DIR already
-are not trained again.
+100 test images of each class. `joint` learns all classes in one lesson of fine-tuning. For `ridge`, a model that learns
+all classes in one lesson is compared too: the largest difference of the weights is printed. Models that are in DIR
+already are not trained again.
 """
 
 import argparse

@@ -43,7 +43,7 @@ class DecoderNoise(StoredTensors):
     feature is a sample of p(f | y, z) = N(decoder(z, y) + mean_y, covariance)."""
 
     means: Tensor
-    factor: Tensor  # lower triangular; factor @ factor.T is the covariance
+    factor: Tensor  # factor @ factor.T is the covariance
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -53,8 +53,10 @@ class DecoderNoise(StoredTensors):
         """Add new classes; the stored covariance becomes the mean over old and new classes."""
         old, new = len(self.means), len(means)
         pooled = (old * self.factor @ self.factor.T + new * covariance) / (old + new)
-        ridge = 1e-6 * pooled.diagonal().mean().clamp(min=1e-6) * torch.eye(len(pooled), device=pooled.device)
-        self.store(means=torch.cat([self.means, means]), factor=torch.linalg.cholesky(pooled + ridge))
+        # not a Cholesky factor: with fewer images than features the covariance is singular
+        values, vectors = torch.linalg.eigh(pooled.double())
+        factor = (vectors * values.clamp(min=0).sqrt()).to(pooled)
+        self.store(means=torch.cat([self.means, means]), factor=factor)
 
     def remove_class(self, label: int) -> None:
         """Remove the mean of one class."""
