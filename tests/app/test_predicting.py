@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.app.conftest import etag, printed, refused
 
-from etag.app.predicting import is_rejected, predict_files, predict_pixels
+from etag.app.predicting import predict_files, predict_pixels
 from etag.data.folders import list_images
 from etag.learner.model_directory import ModelDirectory
 

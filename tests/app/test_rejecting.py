@@ -13,6 +13,8 @@ from etag.data.folders import list_images
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.pretrained import default_is_installed
 
+KINDS = (("known", (0, 1, 2)), ("unknown", (7, 8)))
+
 
 def rejected_by_predict(model, folder):
     """For each image of a folder, whether `etag predict --reject` prints no class."""
@@ -41,11 +43,10 @@ def test_all_ways_to_ask_agree(request, digits_folder, model):
         if classifier.familiarity is None:
             assert torch.equal(familiarity, probability.amax(1)), "the highest probability"
     text = etag("evaluate", model, known, "--unknown", unknown).stdout
-    assert f"--reject would reject {found['rejected']:.1%} of known images, and {found['unknown_rejected']:.1%} of" in text
+    assert (
+        f"--reject would reject {found['rejected']:.1%} of known images, and {found['unknown_rejected']:.1%} of" in text
+    )
     assert "of unknown ones" not in etag("evaluate", model, known).stdout
-
-
-KINDS = (("known", (0, 1, 2)), ("unknown", (7, 8)))
 
 
 def test_it_survives_saving_and_stripping(with_statistics, digits_folder, tmp_path):
@@ -89,7 +90,7 @@ def test_without_a_threshold_nothing_is_decided(with_statistics, digits_folder, 
     assert "not calibrated" in etag("info", directory.path).stdout
 
 
-def test_too_few_held_out_images_are_mentioned(with_statistics, tmp_path, digits_folder):
+def test_too_few_held_out_images_are_mentioned(tmp_path, digits_folder):
     words = ["--method", "ncm", "--from-scratch", "--set", "data.size=8", "--set", "train.steps=2"]
     done = etag("learn", tmp_path / "model", digits_folder("few", (0, 1), count=5), *words, "--set", "model.width=4")
     assert "too few held-out images for a good threshold" in done.stdout, done.stderr
@@ -97,23 +98,23 @@ def test_too_few_held_out_images_are_mentioned(with_statistics, tmp_path, digits
 
 @pytest.mark.skipif(not default_is_installed(), reason="needs the extra `pretrained`")
 def test_unknown_flowers_are_rejected_far_more_often_than_known_ones(shared_data, tmp_path):
-    """Two lessons of two flowers each; four other flowers are unknown."""
-    flowers = shared_data / "flowers12"
+    """Four flowers are known, and four others are not."""
 
-    def copy(part, name, classes, count):
+    def copy(part, classes, count, name="known"):
+        folder = tmp_path / part / name
         for kind in classes:
-            (tmp_path / name / kind).mkdir(parents=True)
-            for file in sorted((flowers / part / kind).iterdir())[:count]:
-                shutil.copy(file, tmp_path / name / kind)
-        return tmp_path / name
+            (folder / kind).mkdir(parents=True)
+            for file in sorted((shared_data / "flowers12" / part / kind).iterdir())[:count]:
+                shutil.copy(file, folder / kind)
+        return folder
 
-    lessons, unknown = (("bluebell", "buttercup"), ("colts-foot", "daisy")), ("iris", "pansy", "sunflower", "tigerlily")
-    for number, classes in enumerate(lessons):
-        size = [] if number else ["--set", "data.size=128"]
-        done = etag("learn", tmp_path / "model", copy("train", f"lesson {number}", classes, 30), *size)
-        assert done.returncode == 0, done.stderr
-    known = rejected_by_predict(tmp_path / "model", copy("test", "known", lessons[0] + lessons[1], 15))
-    others = rejected_by_predict(tmp_path / "model", copy("test", "others", unknown, 15))
+    flowers = ("bluebell", "buttercup", "colts-foot", "daisy")
+    done = etag("learn", tmp_path / "model", copy("train", flowers, 20), "--set", "data.size=96")
+    assert done.returncode == 0, done.stderr
+    known = rejected_by_predict(tmp_path / "model", copy("test", flowers, 10))
+    unknown = rejected_by_predict(
+        tmp_path / "model", copy("test", ("iris", "pansy", "sunflower", "tigerlily"), 10, "unknown")
+    )
     assert share(known) < 0.2
-    assert share(others) > 0.5
-    assert share(others) > 4 * share(known)
+    assert share(unknown) > 0.5
+    assert share(unknown) > 4 * share(known)
