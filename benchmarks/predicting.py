@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from etag.app.lessons import first_lesson
-from etag.app.predicting import BATCH, predict_files, probabilities, unlabeled_images
+from etag.app.predicting import BATCH, predict_files, predict_pixels, unlabeled_images
 from etag.core.random import Placement
 from etag.learner.config import create_method
 
@@ -57,7 +57,7 @@ def main() -> None:
     times: dict[str, list[float]] = {"bare": [], "predict": []}
     for _ in range(options.rounds):
         times["bare"].append(seconds(bare))
-        times["predict"].append(seconds(lambda: probabilities(classifier, about, pixels)))
+        times["predict"].append(seconds(lambda: predict_pixels(classifier, about, pixels)))
     fastest = {name: min(values) for name, values in times.items()}
     middle = {name: statistics.median(values) for name, values in times.items()}
     share = fastest["bare"] / fastest["predict"], middle["bare"] / middle["predict"]

@@ -78,6 +78,17 @@ def learned(tmp_path_factory, digits_folder):
     return home / "model"
 
 
+@pytest.fixture(scope="session")
+def with_statistics(tmp_path_factory, digits_folder):
+    """A model that stores class statistics (ridge): it learned 0 and 1, then 2; tests must not change it."""
+    home = tmp_path_factory.mktemp("models")
+    for name, digits in (("zero and one", (0, 1)), ("two", (2,))):
+        words = ["--method", "ridge", "--from-scratch", *settings(generator=False)] if 0 in digits else []
+        done = etag("learn", home / "model", digits_folder(name, digits, count=120), *words)
+        assert done.returncode == 0, done.stderr
+    return home / "model"
+
+
 @pytest.fixture
 def copied(learned, tmp_path):
     """A copy of `learned` that a test may change."""

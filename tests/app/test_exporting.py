@@ -3,33 +3,49 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 from tests.app.conftest import etag
 
-from etag.app.predicting import probabilities
+from etag.app.predicting import predict_pixels
 from etag.learner.model_directory import ModelDirectory
 
+CLASSES = {"learned": 5, "with_statistics": 3}
 
-def test_export_to_onnx(learned, tmp_path):
+
+@pytest.fixture(params=CLASSES)
+def model(request):
+    """A model without class statistics, and one with them."""
+    return request.getfixturevalue(request.param), CLASSES[request.param]
+
+
+def pixels():
+    return torch.randint(0, 256, (6, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+
+
+def test_export_to_onnx(model, tmp_path):
     import onnxruntime
 
-    done = etag("export", learned, "--onnx", tmp_path / "model.onnx")
+    path, classes = model
+    done = etag("export", path, "--onnx", tmp_path / "model.onnx")
     assert done.returncode == 0, done.stderr
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    about = session.get_modelmeta().custom_metadata_map
-    assert json.loads(about["classes"]) == [f"digit {digit}" for digit in range(5)]
-    assert "from 0 to 1" in about["input"]
-    pixels = torch.randint(0, 256, (6, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    (found,) = session.run(None, {"images": (pixels.float() / 255).numpy()})
-    np.testing.assert_allclose(
-        found, probabilities(*ModelDirectory(learned).load_classifier(), pixels).numpy(), atol=1e-4
-    )
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["classes"]) == [f"digit {digit}" for digit in range(classes)]
+    assert "from 0 to 1" in metadata["input"]
+    assert [output.name for output in session.get_outputs()] == ["probabilities", "familiarity"]
+    found = session.run(None, {"images": (pixels().float() / 255).numpy()})
+    classifier, about = ModelDirectory(path).load_classifier()
+    for ours, theirs in zip(predict_pixels(classifier, about, pixels()), found, strict=True):
+        np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-4, atol=1e-4)
+    assert float(metadata["threshold"]) == about.threshold
 
 
-def test_export_to_torch(learned, tmp_path):
-    done = etag("export", learned, "--torch", tmp_path / "model.pt2")
+def test_export_to_torch(model, tmp_path):
+    path, _ = model
+    done = etag("export", path, "--torch", tmp_path / "model.pt2")
     assert done.returncode == 0, done.stderr
-    program = torch.export.load(tmp_path / "model.pt2").module()
-    pixels = torch.randint(0, 256, (6, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    expected = probabilities(*ModelDirectory(learned).load_classifier(), pixels)
-    torch.testing.assert_close(program(pixels.float() / 255), expected, rtol=0, atol=1e-4)
+    found = torch.export.load(tmp_path / "model.pt2").module()(pixels().float() / 255)
+    expected = predict_pixels(*ModelDirectory(path).load_classifier(), pixels())
+    for ours, theirs in zip(expected, found, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from tests.app.conftest import etag, printed, refused, settings
 
-from etag.app.predicting import probabilities
+from etag.app.predicting import predict_pixels
 from etag.data.folders import list_images
 from etag.learner.model_directory import ModelDirectory
 
@@ -62,7 +62,7 @@ def test_a_class_can_be_forgotten(copied, digits_folder, name, sizes):
     files = list_images(digits_folder("test", range(5), first=100, count=20))
     classifier, about = ModelDirectory(copied).load_classifier()
     pixels = torch.randint(0, 256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    before, removed = probabilities(classifier, about, pixels), about.classes.index(name)
+    before, removed = predict_pixels(classifier, about, pixels)[0], about.classes.index(name)
     done = etag("forget", copied, name)
     assert done.returncode == 0, done.stderr
     directory = ModelDirectory(copied)
@@ -71,7 +71,7 @@ def test_a_class_can_be_forgotten(copied, digits_folder, name, sizes):
     assert list(about.task_sizes) == sizes
     others = [place for place in range(5) if place != removed]
     renormalized = before[:, others] / before[:, others].sum(1, keepdim=True)
-    torch.testing.assert_close(probabilities(classifier, about, pixels), renormalized, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(predict_pixels(classifier, about, pixels)[0], renormalized, rtol=1e-4, atol=1e-5)
     assert name not in json.dumps(printed(etag("info", copied, "--json")))
     assert name not in etag("predict", copied, *files, "--format", "csv").stdout.replace(f"/{name}/", "/")
     method, _ = directory.load_method()

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.app.conftest import etag, printed, refused
 
-from etag.app.predicting import predict_files, probabilities
+from etag.app.predicting import predict_files, predict_pixels
 from etag.data.folders import list_images
 from etag.learner.model_directory import ModelDirectory
 
@@ -78,7 +78,7 @@ def test_a_classifier_returns_log_probabilities(learned):
     found = classifier(about.preprocess.centered(pixels))
     torch.testing.assert_close(found.logsumexp(1), torch.zeros(5), atol=1e-5, rtol=0)
     assert classifier.temperature == about.temperature != 1.0
-    torch.testing.assert_close(probabilities(classifier, about, pixels), found.exp())
+    torch.testing.assert_close(predict_pixels(classifier, about, pixels)[0], found.exp())
 
 
 def test_predictions_in_all_forms_from_files_folders_patterns_and_lists(learned, digits_folder):
@@ -127,7 +127,7 @@ def test_what_is_unlike_all_classes_can_be_rejected(learned, digits_folder):
 def test_probabilities_do_not_depend_on_the_batch(learned):
     classifier, about = ModelDirectory(learned).load_classifier()
     pixels = torch.randint(0, 256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
-    together = probabilities(classifier, about, pixels)
+    together, _ = predict_pixels(classifier, about, pixels)
     torch.testing.assert_close(together.sum(1), torch.ones(9))
-    apart = torch.cat([probabilities(classifier, about, row[None]) for row in pixels])
+    apart = torch.cat([predict_pixels(classifier, about, row[None])[0] for row in pixels])
     torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-6)

@@ -310,6 +310,58 @@ def test_weights_that_are_not_finite_are_named(model, part, value):
         assert f"'{changed[0]}' contains NaN or infinity" in refusal(load)
 
 
+@pytest.fixture
+def with_statistics(course):
+    """A model that knows from class statistics how familiar an image is."""
+    made = course("ncm")
+    made.learn(0, 1)
+    return made.directory
+
+
+def _one_more_class(tensors):
+    for name in ("weight", "bias", "distances"):
+        tensors[name] = torch.cat([tensors[name], tensors[name][:1]])
+    tensors["mixing"] = torch.eye(len(tensors["bias"]))
+
+
+@pytest.mark.parametrize(
+    ("alter", "says"),
+    [
+        (lambda tensors: tensors["mixing"].fill_(float("nan")), "'mixing' contains NaN or infinity"),
+        (lambda tensors: tensors["weight"].fill_(float("inf")), "'weight' contains NaN or infinity"),
+        (lambda tensors: tensors.update(bias=torch.zeros(1)), "'familiarity.bias' has the shape (1,)"),
+        (lambda tensors: tensors.update(weight=tensors["weight"][:, 1:].clone()), "'familiarity.weight' has the shape"),
+        (lambda tensors: tensors.update(distances=torch.zeros(())), "'familiarity.distances' has the shape ()"),
+        (lambda tensors: tensors.pop("mixing"), "Familiarity"),
+        (_one_more_class, "has the shape (4, 32), but (3, 32) is expected"),
+    ],
+    ids=["NaN", "infinity", "broadcast", "narrow", "scalar", "missing", "more means than classes"],
+)
+def test_a_familiarity_that_cannot_be(with_statistics, alter, says):
+    change_tensors(with_statistics, "familiarity", alter)
+    assert says in refusal(with_statistics.load_classifier)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({"module": "Familiarity", "size": size} for size in (7, -1, 1 << 60, "x", None)),
+        *({"module": "CosineRule", "size": 32}, "x", 3, [], {}),
+    ],
+    ids=str,
+)
+def test_a_description_of_another_familiarity(with_statistics, value):
+    structure = json.loads(about_file(with_statistics).read_text())["structure"]
+    change(with_statistics, structure=structure | {"familiarity": value})
+    assert "cannot be read" in refusal(with_statistics.load_classifier)
+
+
+def test_a_familiarity_without_tensors(model):
+    structure = json.loads(about_file(model).read_text())["structure"]
+    change(model, structure=structure | {"familiarity": {"module": "Familiarity", "size": 32}})
+    assert "familiarity" in refusal(model.load_classifier)
+
+
 def test_a_network_larger_than_its_weights_needs_no_memory(model):
     structure = json.loads(about_file(model).read_text())["structure"]
     change(model, structure=structure | {"model": structure["model"] | {"width": 1 << 20}})

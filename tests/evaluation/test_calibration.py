@@ -47,7 +47,7 @@ def test_the_calibration_error_by_hand():
 
 
 def test_known_and_unknown_images_are_told_apart_by_rank():
-    known, unknown = torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([[0.5, 0.5], [0.8, 0.2]])
+    known, unknown = torch.tensor([0.9, 0.7]), torch.tensor([0.5, 0.8])
     # pairs (0.9, 0.5), (0.9, 0.8), (0.7, 0.5) are right, (0.7, 0.8) is wrong
     assert unknown_auroc(known, unknown) == pytest.approx(3 / 4)
     assert math.isclose(unknown_auroc(known, known), 0.5)

@@ -27,7 +27,7 @@ import torch
 import yaml
 from PIL import Image
 
-from etag.app.predicting import probabilities
+from etag.app.predicting import predict_pixels
 from etag.core.errors import EtagError
 from etag.core.images import Resize
 from etag.core.options import RuntimeOptions
@@ -227,7 +227,7 @@ class Description(Model):
             self.read()
             if self.classifier is not None:
                 classifier, about = self.classifier
-                probabilities(classifier, about, torch.zeros(1, about.channels, 8, 8, dtype=torch.uint8))
+                predict_pixels(classifier, about, torch.zeros(1, about.channels, 8, 8, dtype=torch.uint8))
         except self.allowed:
             pass
         finally:

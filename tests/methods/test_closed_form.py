@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from tests.models.test_familiarity import naive
 
 from etag.core.errors import EtagError
 from etag.data.images import Features
-from etag.methods.abilities import CanForget, CanUpdate
+from etag.methods.abilities import CanForget, CanUpdate, MeasuresFamiliarity
+from etag.methods.parts.statistics import shrunk
 
 NAMES = ["ncm", "slda", "ridge", "ranpac", "fecam"]
 FROZEN = {"model.train": "head"}
@@ -35,6 +38,14 @@ def exact(made, task):
     return replace(task, train=Features(matrix, torch.arange(len(matrix)), task.train.labels))
 
 
+def assert_close(found, expected):
+    """Compare everything that two methods computed from their statistics."""
+    for part in ("rule", "familiarity"):
+        tensors = getattr(found.method, part).state_dict()
+        for key, value in getattr(expected.method, part).state_dict().items():
+            torch.testing.assert_close(tensors[key], value, rtol=1e-6, atol=1e-6)
+
+
 def scores(made, tasks):
     images = made.learner.test_images(made.scenario.tasks[:tasks])
     batches = made.method.pass_batches("test", images)
@@ -50,8 +61,40 @@ def test_task_by_task_equals_all_at_once(frozen, name):
         by_task.learner.train(exact(by_task, by_task.task(index)))
     at_once.learner.train(exact(at_once, at_once.task(0)))
     assert len(by_task.method.task_sizes) == 3
-    for key, value in at_once.method.rule.state_dict().items():
-        torch.testing.assert_close(by_task.method.rule.state_dict()[key], value, rtol=1e-6, atol=1e-6)
+    assert_close(by_task, at_once)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_how_familiar_an_image_is_does_not_depend_on_the_order_of_lessons(frozen, name):
+    options = {"penalty": 10.0} if name in ("ridge", "ranpac") else {}
+    by_task, at_once = frozen(name, options), frozen(name, options, split="b0-1x7")
+    for index in range(3):
+        by_task.learner.train(exact(by_task, by_task.task(index)))
+    at_once.learner.train(exact(at_once, at_once.task(0)))
+    images = at_once.preprocess.centered(at_once.task(0).test.pixels)
+    with torch.no_grad():
+        (_, one), (_, other) = (made.method.classifier().eval().predict(images) for made in (by_task, at_once))
+    assert len(one.unique()) > 7
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_familiarity_is_measured_where_the_statistics_are(frozen, name):
+    made = frozen(name, images=20)
+    made.learn(0, 1)
+    assert isinstance(made.method, MeasuresFamiliarity)
+    task = made.task(1)
+    features = exact(made, task).train.matrix
+    x, s = made.method.rule.transformed(features.double()), made.method.statistics
+    covariance = shrunk(s.scatter / (s.count.sum() - 5), 0.5)
+    classifier = made.method.classifier().eval()
+    with torch.no_grad():
+        _, found = classifier.predict(features)
+    np.testing.assert_allclose(found, naive(x, s.means, s.count, covariance), rtol=1e-3, atol=1e-2)
+
+
+def test_methods_without_class_statistics_do_not_measure_it(lab):
+    assert not isinstance(lab("fine").method, MeasuresFamiliarity)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,8 +109,7 @@ def test_more_images_of_known_classes_are_as_if_they_had_been_there(frozen, name
     assert isinstance(in_two.method, CanUpdate)
     update = replace(second, index=1, num_old=3, num_new=0)
     in_two.learner.train(update, update_number=1)
-    for key, value in whole.method.rule.state_dict().items():
-        torch.testing.assert_close(in_two.method.rule.state_dict()[key], value, rtol=1e-6, atol=1e-6)
+    assert_close(in_two, whole)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,8 +127,7 @@ def test_a_class_is_forgotten_exactly_with_moments_per_class(frozen, name):
     moved = replace(later, num_old=2, train=replace(later.train, labels=later.train.labels - 1))
     never.learner.train(moved)
     assert forgetting.method.task_sizes == [2, 2]
-    for key, value in never.method.rule.state_dict().items():
-        torch.testing.assert_close(forgetting.method.rule.state_dict()[key], value, rtol=1e-6, atol=1e-6)
+    assert_close(forgetting, never)
 
 
 @pytest.mark.parametrize("name", NAMES)

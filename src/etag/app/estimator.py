@@ -15,7 +15,7 @@ from torch import Tensor
 from etag.app import settings as default_settings
 from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
 from etag.app.lessons import check_can_learn, first_lesson, learn, next_lesson
-from etag.app.predicting import probabilities, unlabeled_images
+from etag.app.predicting import is_rejected, predict_pixels, unlabeled_images
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.folders import list_classes
@@ -118,6 +118,18 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict_proba(self, X: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Calibrated probabilities: one row per image, one column for each of `classes_`."""
+        _, probability, _ = self._predictions(X)
+        rows: np.ndarray[Any, np.dtype[np.float32]] = probability.numpy()
+        return rows
+
+    def is_rejected(self, X: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether each image seems to be of no known class, as `etag predict --reject` decides it."""
+        about, _, familiarity = self._predictions(X)
+        rows: np.ndarray[Any, np.dtype[np.bool_]] = is_rejected(about, familiarity).numpy()
+        return rows
+
+    def _predictions(self, X: Any) -> tuple[ModelInfo, Tensor, Tensor]:
+        """Probabilities of images, and how familiar each is."""
         if not hasattr(self, "_directory"):
             raise NotFittedError("this IncrementalClassifier has learned no class yet: call fit first.")
         if self._loaded is None:
@@ -125,8 +137,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         classifier, about = self._loaded
         images = self._images(about, X)
         _check_channels(images.pixels, about)
-        rows: np.ndarray[Any, np.dtype[np.float32]] = probabilities(classifier, about, images.pixels).numpy()
-        return rows
+        return about, *predict_pixels(classifier, about, images.pixels)
 
     def _images(self, about: ModelInfo, X: Any) -> MemoryImages:
         """Images of the model's size; a file, folder or pattern stands for the files that `etag predict` reads."""

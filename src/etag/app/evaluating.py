@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from etag.app.predicting import BATCH, probabilities, unlabeled_images
+from etag.app.predicting import BATCH, is_rejected, predict_pixels, unlabeled_images
 from etag.core.errors import EtagError
 from etag.data.folders import as_images, list_classes, list_images
 from etag.data.images import FileImages, unreadable_error
@@ -26,7 +26,9 @@ class FolderEvaluation:
     per_class: dict[Name, tuple[int, float]]  # images, and the share of them that is right
     confusion: list[list[int]]  # [true class][predicted class], of all known classes
     calibration_error: float
-    auroc: float | None
+    auroc: float | None  # of known against unknown images, by how familiar they are
+    rejected: float | None  # share of the images that `--reject` would reject; None without a threshold
+    unknown_rejected: float | None  # the same for unknown images
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -46,7 +48,8 @@ def evaluate_folder(
         raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(unknown_names)}.")
     images = as_images(listing, workers, about.channels).resized(about.preprocess.resize)
     place = torch.tensor([about.classes.index(name) for name in listing])
-    labels, probability = place[images.labels], _all(classifier, about, images)
+    labels, (probability, familiarity) = place[images.labels], _all(classifier, about, images)
+    unfamiliar = None if unknown is None else _unknown(classifier, about, unknown, workers)
     predicted, classes = probability.argmax(1), len(about.classes)
     right = (predicted == labels).double()
     evaluation = FolderEvaluation(
@@ -58,7 +61,9 @@ def evaluate_folder(
         },
         confusion=(labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes).tolist(),
         calibration_error=calibration_error(probability, labels),
-        auroc=None if unknown is None else unknown_auroc(probability, _unknown(classifier, about, unknown, workers)),
+        auroc=None if unfamiliar is None else unknown_auroc(familiarity, unfamiliar),
+        rejected=_share_rejected(about, familiarity),
+        unknown_rejected=None if unfamiliar is None else _share_rejected(about, unfamiliar),
     )
     if picture is not None:
         from etag.report.figures import confusion_heatmap
@@ -68,18 +73,24 @@ def evaluate_folder(
     return evaluation
 
 
-def _all(classifier: Classifier, about: ModelInfo, images: FileImages) -> Tensor:
-    rows, unreadable = [], []
+def _share_rejected(about: ModelInfo, familiarity: Tensor) -> float | None:
+    return None if about.threshold is None else is_rejected(about, familiarity).double().mean().item()
+
+
+def _all(classifier: Classifier, about: ModelInfo, images: FileImages) -> tuple[Tensor, Tensor]:
+    """The probabilities of all images, and how familiar each is."""
+    found, unreadable = [], []
     for _, pixels, failed in images.decode_batches(torch.split(torch.arange(len(images)), BATCH)):
-        rows.append(probabilities(classifier, about, pixels))
+        found.append(predict_pixels(classifier, about, pixels))
         unreadable += failed
     if unreadable:
         raise unreadable_error(unreadable)
-    return torch.cat(rows)
+    return torch.cat([probability for probability, _ in found]), torch.cat([familiarity for _, familiarity in found])
 
 
 def _unknown(classifier: Classifier, about: ModelInfo, folder: Path, workers: int) -> Tensor:
+    """How familiar the images of unknown classes are."""
     files = list_images(folder)
     if not files:
         raise EtagError(f"there are no images in '{folder}'.")
-    return _all(classifier, about, unlabeled_images(files, about, workers))
+    return _all(classifier, about, unlabeled_images(files, about, workers))[1]

@@ -4,7 +4,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,15 @@ from etag.learner.model_directory import ModelDirectory
 from etag.learner.versions import ModelInfo, name_to_json
 from etag.models.classifier import Classifier
 
-MAX_DIFFERENCE = 1e-4  # how far the exported probabilities may be from ours
+MAX_DIFFERENCE = 1e-4  # how far the exported outputs may be from ours; relative, if they are greater than 1
 SAMPLES = 5
-Converted = tuple[bytes, Callable[[Tensor], Tensor]]  # the content of a file, and what it computes
+OUTPUTS = ["probabilities", "familiarity"]
+Converted = tuple[bytes, Callable[[Tensor], Sequence[Tensor]]]  # the content of a file, and what it computes
 ANY_BATCH = {"images": {0: torch.export.Dim("batch", min=1)}}
 
 
 class _FromPixels(nn.Module):
-    """From pixels between 0 and 1 to probabilities; includes the normalization."""
+    """From pixels between 0 and 1 to probabilities and familiarity; includes the normalization."""
 
     def __init__(self, classifier: Classifier, about: ModelInfo) -> None:
         super().__init__()
@@ -37,20 +38,21 @@ class _FromPixels(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Probabilities, one row per image."""
-        log_probabilities: Tensor = self.classifier((images - self.mean) / self.std)
-        return log_probabilities.exp()
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities, one row per image; and how familiar each image is."""
+        log_probabilities, familiarity = self.classifier.predict((images - self.mean) / self.std)
+        return log_probabilities.exp(), familiarity
 
 
 def _metadata(about: ModelInfo) -> dict[str, str]:
     """What users of the file need to know."""
     size = about.preprocess.size
-    return {
+    threshold = {} if about.threshold is None else {"threshold": str(about.threshold)}
+    return threshold | {
         "classes": json.dumps([name_to_json(name) for name in about.classes]),
         "input": f"images: float32, (n, {about.channels}, {size}, {size}), from 0 to 1, resized to {size}x{size}",
-        "output": "probabilities: float32, (n, classes)",
-        "threshold": str(about.threshold),
+        "output": "probabilities: float32, (n, classes); familiarity: float32, (n), below the threshold for images of "
+        "no known class",
         "made_by": "etag",
     }
 
@@ -64,7 +66,7 @@ def export_onnx(model: Path, out: Path) -> float:
         raise EtagError("export to ONNX needs more packages: pip install 'etag-cil[export]'.") from error
 
     def convert(module: nn.Module, images: Tensor, metadata: dict[str, str]) -> Converted:
-        names: dict[str, Any] = {"input_names": ["images"], "output_names": ["probabilities"]}
+        names: dict[str, Any] = {"input_names": ["images"], "output_names": OUTPUTS}
         program = torch.onnx.export(module, (images,), dynamic_shapes=ANY_BATCH, dynamo=True, verbose=False, **names)
         assert program is not None
         proto = program.model_proto
@@ -74,7 +76,7 @@ def export_onnx(model: Path, out: Path) -> float:
         onnx.checker.check_model(proto)
         data = proto.SerializeToString()
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        return data, lambda rows: torch.from_numpy(session.run(None, {"images": rows.numpy()})[0])
+        return data, lambda rows: [torch.from_numpy(found) for found in session.run(OUTPUTS, {"images": rows.numpy()})]
 
     return _export(model, out, convert)
 
@@ -100,7 +102,11 @@ def _export(model: Path, out: Path, convert: Callable[[nn.Module, Tensor, dict[s
     images = torch.rand(SAMPLES, about.channels, side, side, generator=torch.Generator().manual_seed(0))
     with _quiet():
         data, compute = convert(module, images, _metadata(about))
-    worst = max(float((module(rows) - compute(rows)).abs().max()) for rows in (images, images[:1]))
+    worst = max(
+        float(((ours - theirs).abs() / ours.abs().clamp(min=1)).max())
+        for rows in (images, images[:1])
+        for ours, theirs in zip(module(rows), compute(rows), strict=True)
+    )
     if not worst <= MAX_DIFFERENCE:
         raise EtagError(
             f"the exported model differs from PyTorch by {worst:.1e}, more than {MAX_DIFFERENCE:.0e}: not written."

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from etag.core.errors import EtagError
 from etag.data.images import FileImages
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
@@ -25,12 +26,22 @@ class Prediction:
 
 
 @torch.inference_mode()
-def probabilities(classifier: Classifier, about: ModelInfo, pixels: Tensor) -> Tensor:
-    """Probabilities for uint8 images of the model's size: one row per image, one column per class."""
+def predict_pixels(classifier: Classifier, about: ModelInfo, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """For uint8 images of the model's size: probabilities, one row per image and one column per class, and how familiar
+    each image is."""
     device = next(classifier.parameters()).device
-    pieces = torch.split(pixels, BATCH)
-    rows = [classifier(about.preprocess.centered(piece.to(device))).exp().cpu() for piece in pieces]
-    return torch.cat(rows) if rows else torch.empty(0, len(about.classes))
+    pieces = [classifier.predict(about.preprocess.centered(piece.to(device))) for piece in torch.split(pixels, BATCH)]
+    scores, familiarity = (torch.cat(found).cpu() for found in zip(*pieces, strict=True))
+    return scores.exp(), familiarity
+
+
+def is_rejected(about: ModelInfo, familiarity: Tensor) -> Tensor:
+    """Whether each image counts as one of no known class, from how familiar it is to the model's classifier."""
+    if about.threshold is None:
+        raise EtagError(
+            "this model has no threshold below which images are rejected: `etag learn` sets it, `etag run` does not."
+        )
+    return familiarity < about.threshold
 
 
 def unlabeled_images(files: Sequence[str], about: ModelInfo, workers: int) -> FileImages:
@@ -49,21 +60,23 @@ def predict_files(
     workers: int = 1,
 ) -> Iterator[Prediction]:
     """A prediction for every file, in their order; files are decoded ahead while others are computed. With `reject`, an
-    image whose likeliest class is less probable than the model's threshold gets no class."""
+    image that is less familiar than the model's threshold gets no class."""
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
     for batch, (rows, pixels, unreadable) in zip(batches, images.decode_batches(batches), strict=True):
-        by_row = dict(zip(rows.tolist(), probabilities(classifier, about, pixels), strict=True))
+        probability, familiarity = predict_pixels(classifier, about, pixels)
+        rejected = is_rejected(about, familiarity) if reject else torch.zeros(len(rows), dtype=torch.bool)
+        by_row = dict(zip(rows.tolist(), zip(probability, rejected.tolist(), strict=True), strict=True))
         errors = iter(unreadable)  # "file (reason)" for each row that could not be read
         for row, path in ((row, files[row]) for row in batch.tolist()):
             if row in by_row:
-                yield _prediction(path, by_row[row], about, top, reject)
+                yield _prediction(path, about, top, *by_row[row])
             else:
                 yield Prediction(path, error=next(errors).removeprefix(f"{path} (").removesuffix(")"))
 
 
-def _prediction(path: str, probability: Tensor, about: ModelInfo, top: int, reject: bool) -> Prediction:
-    best = probability.topk(min(top, len(probability)))
-    if reject and best.values[0] < about.threshold:
+def _prediction(path: str, about: ModelInfo, top: int, probability: Tensor, rejected: bool) -> Prediction:
+    if rejected:
         return Prediction(path)
+    best = probability.topk(min(top, len(probability)))
     return Prediction(path, tuple(about.classes[place] for place in best.indices.tolist()), tuple(best.values.tolist()))

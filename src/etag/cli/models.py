@@ -102,6 +102,11 @@ def _print_result(model: Path, result: "LessonResult") -> None:
         )
     for name, accuracy in result.per_class.items():
         echo(f"  {accuracy:6.1%}  {name}")
+    if result.calibration.is_rough:
+        echo(
+            "there are too few held-out images for a good threshold of `etag predict --reject`: the least familiar one "
+            "sets it."
+        )
     if result.calibration.generated_accuracy is not None:
         earlier = [past.evaluation for past in result.about.history[:-1] if past.evaluation is not None]
         echo(
@@ -125,7 +130,7 @@ def predict(
     ] = "table",
     top: Annotated[int, typer.Option(help="Number of classes to print per image.", min=1)] = 1,
     reject: Annotated[
-        bool, typer.Option("--reject", help="Print 'none of these' where no class is likely enough.")
+        bool, typer.Option("--reject", help="Print 'none of these' for images unlike all known classes.")
     ] = False,
     workers: Workers = 1,
     _plugin: NamedPlugins = None,
@@ -193,6 +198,11 @@ def evaluate(
     echo(f"calibration error (ECE): {evaluation.calibration_error:.3f}")
     if evaluation.auroc is not None:
         echo(f"known against unknown images (AUROC): {evaluation.auroc:.3f}")
+    if evaluation.rejected is not None:
+        unknown_too = (
+            "" if evaluation.unknown_rejected is None else f", and {evaluation.unknown_rejected:.1%} of unknown ones"
+        )
+        echo(f"--reject would reject {evaluation.rejected:.1%} of known images{unknown_too}")
 
 
 @app.command()
@@ -205,8 +215,10 @@ def info(model: Model, as_json: AsJson = False, _plugin: NamedPlugins = None) ->
     directory = ModelDirectory(model)
     version, sizes, privacy = directory.read(lambda saved: (saved, saved.sizes(), privacy_statement(saved)))
     about, number = version.info, version.number
+    familiarity = "class statistics" if version.measures_familiarity else "highest probability"
     if as_json:
         content = about.to_json() | {"version": number, "versions": directory.versions, "bytes": sizes}
+        content["familiarity"] = familiarity
         echo_json(content, indent=1)
         return
     others = [str(other) for other in directory.versions if other != number]
@@ -220,6 +232,8 @@ def info(model: Model, as_json: AsJson = False, _plugin: NamedPlugins = None) ->
                 "images classified correctly"
             )
     echo(f"method {about.method}, images of {about.preprocess.size} pixels per side")
+    threshold = "not calibrated" if about.threshold is None else f"rejected below {about.threshold:.4g}"
+    echo(f"familiarity of images from {familiarity}: {threshold}")
     echo("on disk: " + ", ".join(f"{name} {data_size(size)}" for name, size in sizes.items()))
     echo(privacy)
 
@@ -239,7 +253,7 @@ def export(
         raise EtagError("choose what to write: --onnx FILE or --torch FILE.")
     for out, write in ((onnx, export_onnx), (torch, export_torch)):
         if out is not None:
-            echo(f"{out}: written; its probabilities differ from the model's by at most {write(model, out):.1e}.")
+            echo(f"{out}: written; its outputs differ from the model's by at most {write(model, out):.1e}.")
 
 
 @app.command()

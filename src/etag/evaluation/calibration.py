@@ -34,6 +34,6 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -
 
 
 def unknown_auroc(known: Tensor, unknown: Tensor) -> float:
-    """How well the highest probability tells images of known classes from others: 0.5 is chance, 1 is always."""
-    confidence = torch.cat([known, unknown]).amax(1).numpy()
-    return float(roc_auc_score(np.repeat([1, 0], [len(known), len(unknown)]), confidence))
+    """How well familiarity, one number per image, tells images of known classes from others: 0.5 is chance, 1 is
+    always."""
+    return float(roc_auc_score(np.repeat([1, 0], [len(known), len(unknown)]), torch.cat([known, unknown]).numpy()))

@@ -20,18 +20,19 @@ class _Predictions(nn.Module):
         self._task_of_class = torch.tensor([task for task, size in enumerate(task_sizes) for _ in range(size)])
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        scores = self.classifier(batch.inputs)
+        scores, familiarity = self.classifier.predict(batch.inputs)
         tasks = self._task_of_class.to(scores.device)
         other_task = tasks[None, :] != tasks[batch.labels][:, None]
         task_aware = scores[:, : len(tasks)].masked_fill(other_task, -torch.inf).argmax(1)
         result = {"label": batch.labels, "prediction": scores.argmax(1), "task_aware": task_aware}
-        return result | {"scores": scores} if self._scores else result
+        return result | {"scores": scores, "familiarity": familiarity} if self._scores else result
 
 
 def predictions_pass(
     batches: Batches, classifier: Classifier, task_sizes: Sequence[int], scores: bool = False
 ) -> DataPass:
-    """The pass whose result `evaluate` reads; with `scores` it also returns the log-probabilities of each image."""
+    """The pass whose result `evaluate` reads; with `scores` it also returns the log-probabilities of each image, and
+    how familiar it is."""
     return DataPass("evaluation", _Predictions(classifier, task_sizes, scores), batches)
 
 

@@ -159,7 +159,7 @@ class Learner:
         predictions = self.engine.run_pass(predictions_pass(batches, classifier, sizes, options.calibrate))
         evaluation = evaluate(predictions, tasks)
         if options.calibrate:
-            self.calibration = calibrate(self.method, predictions["scores"], predictions["label"], task.num_old)
+            self.calibration = calibrate(self.method, predictions, task.num_old, self.about.history)
         return evaluation, time.perf_counter() - start
 
     def _save(
@@ -173,6 +173,7 @@ class Learner:
             test_seconds=round(test_seconds, 3),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             evaluation=evaluation,
+            threshold=self.calibration.lesson_threshold if options.calibrate and self.calibration else None,
         )
         changes: dict[str, Any] = {"task_sizes": tuple(self.method.task_sizes), "pinned": options.pinned}
         changes["keep_versions"] = options.keep_versions

@@ -202,13 +202,13 @@ class ModelDirectory:
         was learned from, and so on; deletes the others, and the checkpoints."""
         classifier = method.classifier()
         classifier.temperature = about.temperature
-        parts = {"backbone": classifier.backbone.state_dict(), "rule": classifier.rule.state_dict()}
+        parts = classifier.saved_parts
         learning = learning_tensors(method, classifier)
         content = about.to_json() | {
-            "code": _foreign_code(method, classifier.backbone, classifier.rule),
+            "code": _foreign_code(method, *parts.values()),
             "structure": classifier.describe(),
             "tensors": {
-                "classifier": {name: self._tensors.write(values) for name, values in parts.items()},
+                "classifier": {name: self._tensors.write(part.state_dict()) for name, part in parts.items()},
                 "learner": {role: self._tensors.write(values) for role, values in learning.items()},
             },
         }

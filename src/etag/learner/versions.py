@@ -64,6 +64,7 @@ class Lesson:
     test_seconds: float
     date: str
     evaluation: Evaluation | None = None
+    threshold: Finite | None = None  # as this lesson's held-out images alone would set it
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class ModelInfo:
     classes: tuple[SavedName, ...] = ()
     expected_classes: int | None = None  # how many there will be in all; None where nobody knows
     temperature: Annotated[Finite, Field(gt=0)] = 1.0
-    threshold: Finite = 0.0  # predictions with a lower probability count as "none of these", on request
+    threshold: Finite | None = None  # less familiar images are "none of these", on request; None: not calibrated
     history: tuple[Lesson, ...] = ()
     parent: int | None = None  # the version it was learned from
     keep_versions: Annotated[int, Field(gt=0)] = 1  # how many were to be stored when it was saved, this one included
@@ -165,6 +166,12 @@ class SavedVersion:
         with self._readable():
             return self.files.path(self.content["tensors"]["classifier"]["backbone"])
 
+    @property
+    def measures_familiarity(self) -> bool:
+        """Whether class statistics tell how familiar an image is; if not, the highest probability does."""
+        with self._readable():
+            return self.content["structure"].get("familiarity") is not None
+
     def sizes(self) -> dict[str, int]:
         """Bytes on disk: what predicts, and what only learning needs."""
         with self._readable():
@@ -179,7 +186,9 @@ class SavedVersion:
         with self._readable():
             classifier = Classifier.without_weights(self.content["structure"])
             self._fill_classifier(classifier, assign=True)
-            outputs = classifier.classify(torch.zeros(1, classifier.backbone.output_size)).shape[1]
+            if classifier.familiarity is not None:
+                classifier.familiarity.check(len(info.classes))
+            outputs = classifier.predict(torch.zeros(1, classifier.backbone.output_size))[0].shape[1]
             if outputs < len(info.classes):  # there may be more: of classes that are still to come
                 raise ValueError(f"it has {len(info.classes)} class names, but {outputs} outputs")
             if not (classifier.temperature > 0 and math.isfinite(classifier.temperature)):
@@ -233,9 +242,9 @@ class SavedVersion:
 
     def _fill_classifier(self, classifier: Classifier, assign: bool = False) -> None:
         names = self.content["tensors"]["classifier"]
-        for part, name in ((classifier.backbone, names["backbone"]), (classifier.rule, names["rule"])):
+        for name, part in classifier.saved_parts.items():
             types = {key: value.dtype for key, value in part.state_dict().items()}
-            tensors = self._tensors(name)
+            tensors = self._tensors(names[name])
             for key in tensors.keys() & types.keys():
                 tensors[key] = tensors[key].to(types[key])
             part.load_state_dict(tensors, assign=assign)

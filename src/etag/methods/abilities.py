@@ -6,6 +6,7 @@ from torch import Tensor
 
 from etag.core.scenario import Task
 from etag.core.work import Plan
+from etag.models.familiarity import Familiarity
 
 
 @runtime_checkable
@@ -30,6 +31,13 @@ class GeneratesFeatures(Protocol):
 
     def generate_features(self, labels: Tensor) -> Tensor | None:
         """One feature per label; None where all features of a class would be the same."""
+
+
+@runtime_checkable
+class MeasuresFamiliarity(Protocol):
+    """Can tell from class statistics how familiar a feature is; other methods go by the highest probability."""
+
+    familiarity: Familiarity  # of the classes so far; a part of the classifier
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ from etag.core.work import DataPass, ParameterGroup, Phase, Plan, Term
 from etag.data.batches import ImageBatches
 from etag.data.preprocess import Preprocess
 from etag.data.views import IDENTITY, ViewTransforms
+from etag.methods.abilities import MeasuresFamiliarity
 from etag.methods.parts.classification import Scope, cross_entropy_term
 from etag.methods.parts.embedding import EmbeddingDistillation, EmbeddingOptions
 from etag.methods.parts.fidelity import FidelityOptions
@@ -387,7 +388,9 @@ class Method(ABC, Generic[OptionsT]):
     def classifier(self) -> Classifier:
         """What predicts now; it shares its weights with this method."""
         c = self.context
-        return Classifier(self.solver.backbone, self.prediction_rule(), c.model, c.channels, c.size)
+        familiarity = self.familiarity if isinstance(self, MeasuresFamiliarity) else None
+        rule = self.prediction_rule()
+        return Classifier(self.solver.backbone, rule, c.model, c.channels, c.size, familiarity=familiarity)
 
     def prediction_rule(self) -> PredictionRule:
         """How features become scores over the classes."""

@@ -4,14 +4,16 @@ from abc import abstractmethod
 from typing import ClassVar, Literal, TypeVar
 
 from pydantic import Field
-from torch import Tensor
 
 from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import DataPass, Plan
 from etag.methods.frozen_backbone import FrozenBackboneMethod, FrozenBackboneOptions
-from etag.methods.parts.statistics import ClassStatistics, StatisticsCollector
+from etag.methods.parts.statistics import ClassStatistics, StatisticsCollector, shrunk
+from etag.models.familiarity import Familiarity
 from etag.models.prediction import PredictionRule
+
+SHRINKAGE = 0.5  # of the covariance that says how familiar a feature is; the same as SLDA's default
 
 
 class ClosedFormOptions(FrozenBackboneOptions):
@@ -32,25 +34,30 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
 
     has_e_variant: ClassVar[bool] = False
     rule: PredictionRule
+    familiarity: Familiarity
 
     def build(self, stream: Stream) -> None:
         """Store the statistics beside the solver."""
         super().build(stream)
         self.rule = self.new_rule(self.solver.backbone.output_size, stream)
-        size = self.transformed(next(self.solver.parameters()).new_zeros(1, self.solver.backbone.output_size)).shape[1]
+        features = next(self.solver.parameters()).new_zeros(1, self.solver.backbone.output_size)
+        size = self.rule.transformed(features).shape[1]
+        self.familiarity = Familiarity(size)
         self.parts["statistics"] = self.statistics = ClassStatistics(size, self.options.statistics == "per_class")
 
     @abstractmethod
     def new_rule(self, size: int, stream: Stream) -> PredictionRule:
         """The prediction rule for features of this size, still without classes."""
 
-    def transformed(self, features: Tensor) -> Tensor:
-        """What the statistics are taken of."""
-        return features
-
     @abstractmethod
     def fit(self) -> None:
         """Compute the weights of `rule` from the statistics."""
+
+    def fit_all(self) -> None:
+        """Compute everything that predicts: `rule` and `familiarity`."""
+        self.fit()
+        s = self.statistics
+        self.familiarity.fit(s.means, s.count, shrunk(s.covariance_within, SHRINKAGE))
 
     def choose(self, task: Task) -> Plan:  # noqa: ARG002
         """Choose what `fit` needs besides the statistics, from the task's images."""
@@ -64,11 +71,11 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
     def learn_task(self, task: Task) -> Plan:
         """Add the task's images to the statistics, and compute the rule."""
         labels = sorted(set(task.train.labels.tolist()))
-        module = StatisticsCollector(self.solver.backbone, labels, self.statistics.per_class, self.transformed)
+        module = StatisticsCollector(self.solver.backbone, labels, self.statistics.per_class, self.rule.transformed)
         sums = yield DataPass("statistics", module, self.pass_batches("statistics", task.train), reduce="sum")
         self.statistics.add(labels, sums)
         yield from self.choose(task)
-        self.fit()
+        self.fit_all()
 
     def update(self, task: Task, number: int) -> Plan:  # noqa: ARG002
         """Learn more images of known classes, as if they had been there from the start."""
@@ -80,7 +87,7 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
             self.solver.head.remove_rows(label)
         self.statistics.remove_class(label)
         self.remove_from_task_sizes(label)
-        self.fit()
+        self.fit_all()
 
     def prediction_rule(self) -> PredictionRule:
         """The rule as it was computed last."""

@@ -44,15 +44,11 @@ class FeCAM(ClosedFormMethod[FecamOptions]):
         """Distances; features of both signs are not raised to a power."""
         return MahalanobisRule(size, 1.0 if self.solver.backbone.signed else self.options.power)
 
-    def transformed(self, features: Tensor) -> Tensor:
-        """Features after Tukey's power."""
-        return self.rule.transformed(features)
-
     def fit(self) -> None:
         """A whitening matrix for each covariance."""
         s = self.statistics
         if self.options.covariance == "tied" or not s.per_class:
-            covariances = [s.scatter / (s.count.sum() - len(s.count)).clamp(min=1)]
+            covariances = [s.covariance_within]
         else:
             covariances = [s.covariance(label) for label in range(len(s.count))]
         factors = [self.whitening(covariance).float() for covariance in covariances]

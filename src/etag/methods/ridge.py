@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
-from torch import Tensor
 
 from etag.core.random import Stream
 from etag.core.scenario import Task
@@ -59,10 +58,6 @@ class Ridge(ClosedFormMethod[RidgeOptions]):
         super().build(stream)
         self.parts["penalty"] = self.errors = PenaltyErrors()
 
-    def transformed(self, features: Tensor) -> Tensor:
-        """Random projections of the features, if asked."""
-        return self.rule.projected(features)
-
     def problem(self) -> RidgeProblem:
         """The normal equations."""
         return ridge_problem(self.statistics)
@@ -70,7 +65,7 @@ class Ridge(ClosedFormMethod[RidgeOptions]):
     def choose(self, task: Task) -> Plan:
         """Add the leave-one-out errors of the task's images under each penalty."""
         if self.options.penalty is None:
-            module = LeaveOneOut(self.solver.backbone, self.problem(), self.transformed)
+            module = LeaveOneOut(self.solver.backbone, self.problem(), self.rule.transformed)
             sums = yield DataPass("penalty", module, self.pass_batches("penalty", task.train), reduce="sum")
             self.errors.add(sums["errors"])
 

@@ -41,7 +41,7 @@ class SLDA(ClosedFormMethod[SldaOptions]):
 
     def fit(self) -> None:
         """The discriminants of all classes."""
-        means, degrees = self.statistics.means, self.statistics.count.sum() - len(self.statistics.count)
-        covariance = shrunk(self.statistics.scatter / degrees.clamp(min=1), self.options.shrinkage)
+        means = self.statistics.means
+        covariance = shrunk(self.statistics.covariance_within, self.options.shrinkage)
         weight = solve(covariance, means.T).T
         self.rule.store(weight=weight.float(), bias=(-0.5 * (weight * means).sum(1)).float())

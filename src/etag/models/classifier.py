@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from etag.models.backbone import Backbone, ModelOptions, new_backbone
+from etag.models.familiarity import Familiarity
 from etag.models.prediction import PredictionRule
 from etag.models.structure import build_empty, describe
 
 
 class Classifier(nn.Module):
-    """A backbone and a prediction rule: normalized images in, log-probabilities over the seen classes out."""
+    """A backbone and a prediction rule: normalized images in, log-probabilities over the seen classes out. `predict`
+    also tells how familiar each image is."""
 
     def __init__(
         self,
@@ -21,9 +23,10 @@ class Classifier(nn.Module):
         channels: int,
         size: int,
         temperature: float = 1.0,
+        familiarity: Familiarity | None = None,
     ) -> None:
         super().__init__()
-        self.backbone, self.rule, self.temperature = backbone, rule, temperature
+        self.backbone, self.rule, self.familiarity, self.temperature = backbone, rule, familiarity, temperature
         self._model, self._channels, self._size = model, channels, size
 
     def forward(self, images: Tensor) -> Tensor:
@@ -35,6 +38,21 @@ class Classifier(nn.Module):
         scores: Tensor = self.rule(features)
         return (scores / self.temperature).log_softmax(1)
 
+    def predict(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities, and how familiar each image is, one number per image: from class statistics
+        (`Familiarity`), or else the highest probability."""
+        features = self.backbone(images)
+        scores = self.classify(features)
+        if self.familiarity is None:
+            return scores, scores.amax(1).exp()
+        return scores, self.familiarity(self.rule.transformed(features))
+
+    @property
+    def saved_parts(self) -> dict[str, nn.Module]:
+        """The modules whose tensors are saved, each in a file of its own."""
+        parts = {"backbone": self.backbone, "rule": self.rule, "familiarity": self.familiarity}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def describe(self) -> dict[str, Any]:
         """The structure as JSON values, from which `without_weights` builds the same classifier."""
         return {
@@ -44,6 +62,7 @@ class Classifier(nn.Module):
             "signed": self.backbone.signed,
             "original": self.backbone.original is not None,
             "rule": describe(self.rule),
+            "familiarity": describe(self.familiarity),
             "temperature": self.temperature,
         }
 
@@ -58,4 +77,7 @@ class Classifier(nn.Module):
                 backbone.add_original()
             if not isinstance(rule, PredictionRule):
                 raise ValueError("the saved classifier has no prediction rule")
-            return cls(backbone, rule, model, channels, size, values["temperature"]).eval()
+            familiarity = build_empty(values.get("familiarity"))
+            if not isinstance(familiarity, Familiarity | None):
+                raise ValueError("the saved classifier has something else in the place of its familiarity")
+            return cls(backbone, rule, model, channels, size, values["temperature"], familiarity).eval()

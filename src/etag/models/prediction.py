@@ -27,6 +27,10 @@ class PredictionRule(Rebuildable, ABC):
     def forward(self, features: Tensor) -> Tensor:
         """Scores of the classes, one row per image."""
 
+    def transformed(self, features: Tensor) -> Tensor:
+        """What class statistics are taken of; the features themselves, unless a rule changes them first."""
+        return features
+
 
 class HeadRule(PredictionRule):
     """The logits of a head: of its first `classes` classes, each of which has `outputs_per_class` outputs. The first
@@ -170,13 +174,13 @@ class LinearRule(StoredTensors, PredictionRule):
         inputs = projection or size
         self.store(weight=torch.empty(0, inputs), bias=torch.empty(0), directions=torch.empty(size, projection or 0))
 
-    def projected(self, features: Tensor) -> Tensor:
+    def transformed(self, features: Tensor) -> Tensor:
         """What the linear scores are computed from, in the precision of the features."""
         return features if self.projection is None else functional.relu(features @ self.directions.to(features))
 
     def forward(self, features: Tensor) -> Tensor:
         """Linear scores."""
-        return functional.linear(self.projected(features), self.weight, self.bias)
+        return functional.linear(self.transformed(features), self.weight, self.bias)
 
 
 class MahalanobisRule(StoredTensors, PredictionRule):

@@ -71,6 +71,11 @@ class ClassStatistics(StoredTensors):
         """The sum of (x - m)(x - m)' over all images, where m is the mean of the image's class."""
         return self.moment_of_all - (self.means.T * self.count) @ self.means
 
+    @property
+    def covariance_within(self) -> Tensor:
+        """One covariance for all classes: of features around the mean of their class."""
+        return self.scatter / (self.count.sum() - len(self.count)).clamp(min=1)
+
     def covariance(self, label: int) -> Tensor:
         """The covariance of one class; moments per class are needed."""
         mean = self.means[label]

@@ -1,0 +1,66 @@
+"""Calibration: the threshold below which images are rejected, from held-out images of the lessons."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from etag.core.evaluation import Evaluation
+from etag.learner.calibration import calibrate
+from etag.learner.versions import Lesson
+from etag.models.familiarity import Familiarity
+
+WITH_STATISTICS = SimpleNamespace(familiarity=Familiarity(4))
+WITHOUT = SimpleNamespace()
+
+
+def predictions(images, lowest=0.0):
+    """Scores of so many images of two classes, and how familiar they are: from `lowest` to `lowest` + 1."""
+    labels = torch.arange(images) % 2
+    scores = torch.where(labels[:, None] == torch.arange(2), torch.linspace(0, 3, images)[:, None], torch.tensor(0.0))
+    scores[: images // 5] = scores[: images // 5].flip(1)  # some are wrong
+    return {"scores": scores.log_softmax(1), "label": labels, "familiarity": torch.linspace(lowest, lowest + 1, images)}
+
+
+def lesson(threshold, images):
+    evaluation = Evaluation([0.5], [0.5], [], images, 0.5)
+    return Lesson("learn", (), 80, 1.0, 1.0, "", evaluation, threshold)
+
+
+def test_one_image_of_twenty_is_rejected():
+    found = calibrate(WITH_STATISTICS, predictions(200, lowest=-3), 0, ())
+    assert found.threshold == found.lesson_threshold == pytest.approx(-2.95)
+    assert not found.is_rough
+
+
+def test_without_class_statistics_the_probability_decides():
+    given = predictions(200)
+    found = calibrate(WITHOUT, given, 2, [lesson(-7.0, 100)])
+    highest = (given["scores"] / found.temperature).softmax(1).amax(1)
+    assert found.threshold == pytest.approx(highest.quantile(0.05).item())
+
+
+def test_lessons_count_by_their_held_out_images():
+    forgotten = Lesson("forget", (), 0, 0.0, 0.0, "")
+    found = calibrate(WITH_STATISTICS, predictions(100, lowest=1.0), 2, [lesson(0.0, 60), forgotten, lesson(-2.0, 40)])
+    assert found.lesson_threshold == pytest.approx(1.05)
+    assert found.threshold == pytest.approx((60 * 0.0 + 40 * -2.0 + 100 * 1.05) / 200)
+
+
+def test_of_too_few_images_none_is_rejected():
+    found = calibrate(WITH_STATISTICS, predictions(19, lowest=2.0), 0, ())
+    assert found.is_rough
+    assert found.threshold == pytest.approx(2.0)
+    assert not calibrate(WITH_STATISTICS, predictions(20), 0, ()).is_rough
+
+
+def test_the_learner_saves_the_thresholds_of_all_lessons(course):
+    made = course("ncm")
+    for index in (0, 1):
+        made.learn(index, calibrate=True)
+    about = made.directory.about()
+    images = [lesson.evaluation.images for lesson in about.history]
+    weighted = sum(lesson.threshold * count for lesson, count in zip(about.history, images, strict=True))
+    assert about.threshold == pytest.approx(weighted / sum(images))
+    made.learn(2)
+    assert made.directory.about().history[-1].threshold is None, "not calibrated"
