@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etag.data.images import FileImages
+from etag.data.images import FileImages, unreadable_reason
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
 
@@ -59,7 +59,7 @@ def predict_files(
             if row in by_row:
                 yield _prediction(path, by_row[row], about, top, reject)
             else:
-                yield Prediction(path, error=next(errors).removeprefix(f"{path} (").removesuffix(")"))
+                yield Prediction(path, error=unreadable_reason(path, next(errors)))
 
 
 def _prediction(path: str, probability: Tensor, about: ModelInfo, top: int, reject: bool) -> Prediction:
