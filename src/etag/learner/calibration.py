@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from etag.evaluation.calibration import fit_temperature
+from etag.learner.versions import ModelInfo
 from etag.methods.abilities import GeneratesFeatures
 from etag.methods.base import AnyMethod
 
 GENERATED = 100  # features per old class
 REJECTED = 0.05  # share of images of known classes that may be rejected as unknown
+ENOUGH = round(1 / REJECTED)  # images and generated features: with fewer, nobody knows which are the lowest 5 %
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,12 @@ class Calibration:
 
 
 @torch.no_grad()
-def calibrate(method: AnyMethod, scores: Tensor, labels: Tensor, old_classes: int) -> Calibration:
-    """Fit temperature and threshold to log-probabilities of held-out images and of generated old features."""
+def calibrate(
+    method: AnyMethod, scores: Tensor, labels: Tensor, held_out: int, old_classes: int, before: ModelInfo
+) -> Calibration:
+    """Fit temperature and threshold to log-probabilities of images and of generated old features. If too few images are
+    `held_out` from training, both stay those of the model before the lesson; in a first lesson the temperature is
+    fitted all the same, and nothing is rejected."""
     scores, labels, accuracy = scores.cpu(), labels.cpu(), None
     if old_classes and isinstance(method, GeneratesFeatures):
         old = torch.arange(old_classes).repeat_interleave(GENERATED)
@@ -33,6 +39,10 @@ def calibrate(method: AnyMethod, scores: Tensor, labels: Tensor, old_classes: in
             generated = method.classifier().classify(features).cpu()
             accuracy = (generated.argmax(1) == old).double().mean().item()
             scores, labels = torch.cat([scores, generated]), torch.cat([labels, old])
+            held_out += len(old)
+    few = held_out < ENOUGH
+    if few and old_classes:
+        return Calibration(before.temperature, before.threshold, accuracy)
     temperature = fit_temperature(scores, labels)
     confidence = (scores / temperature).softmax(1).amax(1)
-    return Calibration(temperature, confidence.quantile(REJECTED).item(), accuracy)
+    return Calibration(temperature, 0.0 if few else confidence.quantile(REJECTED).item(), accuracy)
