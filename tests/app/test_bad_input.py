@@ -46,8 +46,6 @@ def test_folders_that_hold_nothing_to_learn(tmp_path):
     assert "holds no classes" in refused(etag("learn", tmp_path / "m", tmp_path / "empty"))
     assert "cannot be read" in refused(etag("learn", tmp_path / "m", tmp_path / "missing"))
     assert "single class" in refused(etag("learn", tmp_path / "m", class_folders(tmp_path / "one", ["cat"])))
-    few = class_folders(tmp_path / "few", ["cat", "dog"], images=1)
-    assert "classes with a single image (cat, dog)" in refused(etag("learn", tmp_path / "m", few))
     bad = class_folders(tmp_path / "bad", ["cat", "dog"])
     (bad / "cat" / "1.png").write_bytes(b"not an image")
     assert "1 image file cannot be read" in refused(etag("learn", tmp_path / "m", bad))

@@ -140,7 +140,6 @@ def test_it_can_be_pickled_and_cloned(learned, some):
         (np.zeros((4, 8, 8, 2)), [0, 0, 1, 1], "1 or 3 channels"),
         (np.zeros((4, 8, 8)), [0, 1], "4 images, but 2 labels"),
         (np.zeros((4, 8, 8)), [0, 0, 0, 0], "at least two classes"),
-        (np.zeros((4, 8, 8)), [0, 0, 0, 1], "single image (1)"),
         (np.full((4, 8, 8), np.nan), [0, 0, 1, 1], "NaN"),
         (np.full((4, 8, 8), 7.0), [0, 0, 1, 1], "between 0 and 1"),
         (np.full((4, 8, 8), 300), [0, 0, 1, 1], "between 0 and 255"),

@@ -22,6 +22,13 @@ def test_the_temperature_that_made_the_labels_is_found(temperature):
     assert fit_temperature(scores, labels) == pytest.approx(temperature, rel=0.05)
 
 
+def test_a_few_right_predictions_do_not_make_every_prediction_certain():
+    for images in (2, 10, 50):
+        scores = torch.eye(2, dtype=torch.float64).repeat(images // 2, 1)
+        right = (scores / fit_temperature(scores, scores.argmax(1))).softmax(1).amax(1)
+        assert right[0].item() == pytest.approx(1 - 0.5 / (images + 2), abs=1e-3)
+
+
 def test_a_class_counts_the_same_however_many_images_it_has():
     scores, labels = drawn(2.0)
     again = torch.cat([torch.arange(len(labels)), *([(labels == 0).nonzero().flatten()] * 9)])

@@ -7,7 +7,8 @@ import torch
 
 from etag.core.evaluation import Evaluation
 from etag.learner.calibration import calibrate
-from etag.learner.versions import Lesson
+from etag.data.preprocess import Preprocess
+from etag.learner.versions import Lesson, ModelInfo
 from etag.models.familiarity import Familiarity
 
 WITH_STATISTICS = SimpleNamespace(familiarity=Familiarity(4))
@@ -27,31 +28,43 @@ def lesson(threshold, images):
     return Lesson("learn", (), 80, 1.0, 1.0, "", evaluation, threshold)
 
 
+def before(*history, **facts):
+    """A model before the lesson."""
+    return ModelInfo({}, Preprocess((0.5,), (0.5,), 8, flip=False), 1, history=history, **facts)
+
+
 def test_one_image_of_twenty_is_rejected():
-    found = calibrate(WITH_STATISTICS, predictions(200, lowest=-3), 0, ())
+    found = calibrate(WITH_STATISTICS, predictions(200, lowest=-3), 200, 0, before())
     assert found.threshold == found.lesson_threshold == pytest.approx(-2.95)
-    assert not found.is_rough
 
 
 def test_without_class_statistics_the_probability_decides():
     given = predictions(200)
-    found = calibrate(WITHOUT, given, 2, [lesson(-7.0, 100)])
+    found = calibrate(WITHOUT, given, 200, 2, before(lesson(-7.0, 100)))
     highest = (given["scores"] / found.temperature).softmax(1).amax(1)
     assert found.threshold == pytest.approx(highest.quantile(0.05).item())
 
 
 def test_lessons_count_by_their_held_out_images():
     forgotten = Lesson("forget", (), 0, 0.0, 0.0, "")
-    found = calibrate(WITH_STATISTICS, predictions(100, lowest=1.0), 2, [lesson(0.0, 60), forgotten, lesson(-2.0, 40)])
+    known = before(lesson(0.0, 60), forgotten, lesson(-2.0, 40))
+    found = calibrate(WITH_STATISTICS, predictions(100, lowest=1.0), 100, 2, known)
     assert found.lesson_threshold == pytest.approx(1.05)
     assert found.threshold == pytest.approx((60 * 0.0 + 40 * -2.0 + 100 * 1.05) / 200)
 
 
-def test_of_too_few_images_none_is_rejected():
-    found = calibrate(WITH_STATISTICS, predictions(19, lowest=2.0), 0, ())
-    assert found.is_rough
-    assert found.threshold == pytest.approx(2.0)
-    assert not calibrate(WITH_STATISTICS, predictions(20), 0, ()).is_rough
+@pytest.mark.parametrize("method", [WITH_STATISTICS, WITHOUT])
+def test_of_too_few_images_none_is_rejected(method):
+    first = calibrate(method, predictions(19), 19, 0, before())
+    assert first.threshold is None
+    assert first.lesson_threshold is None
+    assert calibrate(method, predictions(20), 20, 0, before()).threshold is not None
+
+
+@pytest.mark.parametrize("method", [WITH_STATISTICS, WITHOUT])
+def test_too_few_images_leave_the_calibration_as_it_was(method):
+    later = calibrate(method, predictions(19), 19, 2, before(lesson(0.2, 60), threshold=0.2, temperature=1.7))
+    assert (later.threshold, later.lesson_threshold, later.temperature) == (0.2, None, 1.7)
 
 
 def test_the_learner_saves_the_thresholds_of_all_lessons(course):

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from etag.core.errors import unknown_name
+from etag.core.images import ImageFormat
 from etag.core.random import Stream
 from etag.data.decode import UnreadableImage, decode
 from etag.data.images import unreadable_error
 from etag.data.preprocess import Preprocess
 from etag.learner.pretrained import BY_BACKBONE, PackagedWeights, complete, locate
-from etag.models.backbone import BACKBONES, ModelOptions, new_backbone
+from etag.models.backbone import BACKBONES, Backbone, ModelOptions, new_backbone
 from etag.models.initial import build
 from etag.models.weights import WeightsReport, load_weights
 
@@ -38,6 +39,30 @@ def _weights(known: PackagedWeights | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class LoadedBackbone:
+    """A backbone with pre-trained weights in evaluation mode, and how it gets its images."""
+
+    options: ModelOptions
+    backbone: Backbone
+    preprocess: Preprocess
+    report: WeightsReport
+
+
+def load_backbone(name: str, size: int | None = None) -> LoadedBackbone:
+    """Load pre-trained weights, by the name of their backbone or by their source. `size` is the side of the images, by
+    default the one of pre-training."""
+    options = complete(ModelOptions(weights=name))
+    images = options.images or ImageFormat(size=224, mean=(0.5,) * 3, std=(0.25,) * 3)
+    side = size or images.size
+    backbone = build(lambda: new_backbone(options, 3, side), Stream.root(0).torch_generator("backbone"))
+    report = load_weights(backbone, locate(str(options.weights)).file)
+    preprocess = Preprocess(
+        images.mean, images.std, side, flip=False, interpolation=images.interpolation, crop=images.crop
+    )
+    return LoadedBackbone(options, backbone.eval(), preprocess, report)
+
+
+@dataclass(frozen=True)
 class BackboneCheck:
     """What a backbone with its weights computes from an image."""
 
@@ -53,16 +78,8 @@ def check_backbone(name: str, image: Path | None = None) -> BackboneCheck:
     """Load pre-trained weights, by the name of their backbone or by their source, and run them on an image."""
     if name in BACKBONES and name not in BY_BACKBONE:
         raise unknown_name("backbone with weights", name, BY_BACKBONE)
-    options = complete(ModelOptions(weights=name))
-    size = 224 if options.images is None else options.images.size
-    backbone = build(lambda: new_backbone(options, 3, size), Stream.root(0).torch_generator("backbone"))
-    loaded = load_weights(backbone, locate(str(options.weights)).file)
-    preprocess = Preprocess((0.5,) * 3, (0.25,) * 3, size, flip=False)
-    if options.images is not None:
-        images = options.images
-        preprocess = Preprocess(
-            images.mean, images.std, size, flip=False, interpolation=images.interpolation, crop=images.crop
-        )
+    loaded = load_backbone(name)
+    backbone, preprocess, size = loaded.backbone, loaded.preprocess, loaded.preprocess.size
     pixels = torch.randint(0, 256, (3, size, size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     if image is not None:
         try:
@@ -71,8 +88,8 @@ def check_backbone(name: str, image: Path | None = None) -> BackboneCheck:
             raise unreadable_error([f"{image} ({reason})"]) from reason
     inputs = preprocess.centered(pixels[None])
     with torch.inference_mode():
-        backbone.eval()(inputs)  # the first pass prepares
+        backbone(inputs)  # the first pass prepares
         start = time.perf_counter()
         (features,) = backbone(inputs)
     seconds = time.perf_counter() - start
-    return BackboneCheck(options.backbone, str(options.sha256), loaded, size, features, seconds)
+    return BackboneCheck(loaded.options.backbone, str(loaded.options.sha256), loaded.report, size, features, seconds)

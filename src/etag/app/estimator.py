@@ -97,9 +97,6 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         _check_channels(pixels, about)
         number = {name: place for place, name in enumerate(order)}
         images = MemoryImages(pixels, torch.tensor([number[name] for name in names])).resized(about.preprocess.resize)
-        counts = images.labels.bincount(minlength=len(order)).tolist()
-        if single := [repr(name) for name, count in zip(order, counts, strict=True) if count < 2]:
-            raise EtagError(f"classes with a single image ({', '.join(single)}) cannot be tested: add images.")
         train, held_out = (images.select(rows) for rows in hold_out_rows(images.labels))
         fingerprint = checksum(images.pixels.numpy().tobytes() + images.labels.numpy().tobytes())
         return about, config, LessonImages(train, held_out, tuple(order), fingerprint)

@@ -25,6 +25,7 @@ class LessonImages:
     names: tuple[Name, ...]
     fingerprint: str  # tells whether two lessons are about the same images
     update: bool = False  # more images of known classes; otherwise all classes are new
+    files: tuple[str, ...] = ()  # of the images to train on, then of those held out; none if they were no files
 
 
 def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> Listing:
@@ -50,12 +51,15 @@ def lesson_files(folder: Path, known: Sequence[Name], update: bool = False) -> L
 
 
 def lesson_images(listing: Listing, about: ModelInfo, memory: int, workers: int, update: bool = False) -> LessonImages:
-    """A lesson from files: every fifth image of a class is held out; decoded now if all fit into `memory` MiB."""
+    """A lesson from files: every fifth image of a class is held out, the last one of a class of two to four, none of a
+    class of one. They are decoded now if all fit into `memory` MiB."""
     names, resize = tuple(listing), about.preprocess.resize
     train, held_out = (as_images(part, workers, about.channels).resized(resize) for part in hold_out_files(listing))
     files = {name: [_fingerprint(file) for file in class_files] for name, class_files in listing.items()}
     fingerprint = json.dumps([astuple(resize), files])
-    return LessonImages(*load_into_memory(train, held_out, memory), names, checksum(fingerprint.encode()), update)
+    decoded = load_into_memory(train, held_out, memory)
+    paths = (*train.files.tolist(), *held_out.files.tolist())
+    return LessonImages(*decoded, names, checksum(fingerprint.encode()), update, paths)
 
 
 def _fingerprint(file: str) -> list[Any]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from etag.app import settings as default_settings
 from etag.app.folders import LessonImages, lesson_files, lesson_images
+from etag.app.labels import WrongLabel, wrong_labels
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
@@ -43,7 +44,8 @@ FIXED = ("method", "seed", "model", "data")  # settings that a model keeps from 
 class LessonResult:
     """What is known after a lesson."""
 
-    per_class: dict[Name, float]  # accuracy of the lesson's classes on held-out images
+    per_class: dict[Name, tuple[int, int]]  # of the lesson's classes: right predictions, held-out images
+    wrong_labels: list[WrongLabel]  # likely ones; none if the features of the images are not known
     calibration: Calibration
     lesson: Lesson
     about: ModelInfo
@@ -189,7 +191,6 @@ def learn(
     """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock. An
     interrupted lesson is resumed if its images are the same."""
     results: list[LessonResult] = []
-    chosen = LearnOptions(images.names, options, update=images.update, fingerprint=images.fingerprint, calibrate=True)
 
     def work(runtime: Runtime) -> None:
         console = Console(quiet=not (verbose and runtime.leader), highlight=False)
@@ -202,17 +203,36 @@ def learn(
         if runtime.leader:
             bars = ProgressBars(console, f"learning {len(images.names)} classes", [len(task.train)])
             callbacks = [*create_callbacks(options.callbacks, directory.path), bars]
+        suspects: list[WrongLabel] = []
+        chosen = LearnOptions(
+            images.names,
+            options,
+            update=images.update,
+            fingerprint=images.fingerprint,
+            calibrate=True,
+            before_saving=lambda learner: suspects.extend(_wrong_labels(learner, task, images)),
+        )
         with closing_all(callbacks), on_stop.on_signals(print_line):
             learner = Learner(method, runtime, directory, about, callbacks, stop=on_stop, print_line=print_line)
             evaluation = learner.learn(task, chosen)
         after = learner.about
         assert learner.calibration is not None
-        rows = {name: evaluation.confusion[after.classes.index(name)] for name in images.names}
-        per_class = {name: row[after.classes.index(name)] / max(1, sum(row)) for name, row in rows.items()}
-        results.append(LessonResult(per_class, learner.calibration, after.history[-1], after))
+        places = {name: after.classes.index(name) for name in images.names}
+        rows = {name: evaluation.confusion[place] for name, place in places.items()}
+        per_class = {name: (row[places[name]], sum(row)) for name, row in rows.items()}
+        results.append(LessonResult(per_class, suspects, learner.calibration, after.history[-1], after))
 
     launch(options, work)
     return results[0]
+
+
+def _wrong_labels(learner: Learner, task: Task, images: LessonImages) -> list[WrongLabel]:
+    """Files in the wrong folder, likely; none unless the learner has computed the features of all images."""
+    if not images.files or not learner.method.sees_features(task.index):
+        return []
+    train, held_out = (learner.features("features", part) for part in (task.train, task.test))
+    labels = torch.cat([images.train.labels, images.held_out.labels])
+    return wrong_labels(replace(train.join([held_out]), labels=labels), images.files, images.names)
 
 
 def _method_and_task(
@@ -280,10 +300,21 @@ def _announce(
         f"{len(images.names)} {kind}: {len(images.train)} images to train on, {len(images.held_out)} held out; "
         f"{size}x{size} pixels, {model.backbone}{width}, {about.method}, {length} of {training.batch_size} images."
     )
+    if single := _single(images):
+        print_line(
+            f"classes of a single image ({', '.join(map(str, single))}) are not tested: it is needed for training. "
+            "Privacy: what is stored of such a class describes that one image; a stored mean is its feature."
+        )
     if rare := _rare(images):
         print_line(f"rare classes are recognized less often; add images if you can: {', '.join(rare)}.")
     seconds = expected_seconds(directory, about, images, config.runtime)
     print_line(f"this should take about {duration(seconds)}.")
+
+
+def _single(images: LessonImages) -> list[Name]:
+    """Classes of one image, of which nothing can be held out."""
+    counts = torch.cat([images.train.labels, images.held_out.labels]).bincount().tolist()
+    return [name for name, count in zip(images.names, counts, strict=True) if count == 1]
 
 
 def _rare(images: LessonImages) -> list[str]:

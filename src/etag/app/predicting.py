@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from etag.core.errors import EtagError
-from etag.data.images import FileImages
+from etag.data.images import FileImages, unreadable_reason
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
 
@@ -39,7 +39,8 @@ def is_rejected(about: ModelInfo, familiarity: Tensor) -> Tensor:
     """Whether each image counts as one of no known class, from how familiar it is to the model's classifier."""
     if about.threshold is None:
         raise EtagError(
-            "this model has no threshold below which images are rejected: `etag learn` sets it, `etag run` does not."
+            "this model has no threshold below which images are rejected: `etag learn` sets it once enough images are "
+            "held out, `etag run` does not."
         )
     return familiarity < about.threshold
 
@@ -72,7 +73,7 @@ def predict_files(
             if row in by_row:
                 yield _prediction(path, about, top, *by_row[row])
             else:
-                yield Prediction(path, error=next(errors).removeprefix(f"{path} (").removesuffix(")"))
+                yield Prediction(path, error=unreadable_reason(path, next(errors)))
 
 
 def _prediction(path: str, about: ModelInfo, top: int, probability: Tensor, rejected: bool) -> Prediction:

@@ -1,4 +1,4 @@
-"""Commands for folders of images and model directories: learn, predict, evaluate, info, export, forget."""
+"""Commands for folders of images and model directories: learn, check, predict, evaluate, info, export, forget."""
 
 import csv
 import sys
@@ -11,6 +11,7 @@ import typer
 from etag.cli.printing import echo, echo_json
 
 if TYPE_CHECKING:
+    from etag.app.labels import WrongLabel
     from etag.app.lessons import LessonResult
     from etag.app.predicting import Prediction
 
@@ -90,23 +91,31 @@ def learn(
 
 def _print_result(model: Path, result: "LessonResult") -> None:
     from etag.core.text import data_size, duration
+    from etag.evaluation.intervals import accuracy_interval
+    from etag.learner.calibration import ENOUGH
     from etag.learner.model_directory import ModelDirectory
+
+    def interval(right: int, images: int) -> str:
+        low, high = accuracy_interval(right, images)
+        return f"95 % interval: {low:.1%} to {high:.1%}"
 
     lesson = result.lesson
     kind = "known" if lesson.kind == "update" else "new"
     echo(f"learned {len(lesson.classes)} classes from {lesson.images} images in {duration(lesson.seconds)}.")
-    if lesson.evaluation is not None:
+    right, images = map(sum, zip(*result.per_class.values(), strict=True))
+    if images:
         echo(
-            f"{kind} classes: {lesson.evaluation.accuracy:.1%} of {lesson.evaluation.images} held-out images are "
-            "classified correctly (chosen among all known classes)"
+            f"{kind} classes: {right / images:.1%} of {images} held-out images are classified correctly "
+            f"({interval(right, images)}; all known classes compete)"
         )
-    for name, accuracy in result.per_class.items():
-        echo(f"  {accuracy:6.1%}  {name}")
-    if result.calibration.is_rough:
-        echo(
-            "there are too few held-out images for a good threshold of `etag predict --reject`: the least familiar one "
-            "sets it."
-        )
+    for name, (right, images) in result.per_class.items():
+        if images:
+            echo(f"  {right / images:6.1%}  {name} ({right} of {images}; {interval(right, images)})")
+        else:
+            echo(f"          {name} (not tested: its only image was needed for training)")
+    if result.calibration.threshold is None:
+        echo(f"`etag predict --reject` cannot be used yet: it needs {ENOUGH} held-out images.")
+    _print_some("likely in the wrong folder", map(_wrong_label, result.wrong_labels))
     if result.calibration.generated_accuracy is not None:
         earlier = [past.evaluation for past in result.about.history[:-1] if past.evaluation is not None]
         echo(
@@ -116,6 +125,58 @@ def _print_result(model: Path, result: "LessonResult") -> None:
         )
     sizes = ModelDirectory(model).sizes()
     echo(f"{model}: {data_size(sum(sizes.values()))}; predicting needs {data_size(sizes['classifier'])} of it.")
+
+
+def _print_some(title: str, lines: Iterable[str], most: int = 10) -> None:
+    """Print some of the lines below a title, and how many more there are; nothing if there are none."""
+    found = list(lines)
+    if found:
+        echo(f"{title}: {len(found)}")
+    for line in found[:most]:
+        echo(f"  {line}")
+    if len(found) > most:
+        echo(f"  and {len(found) - most} more")
+
+
+def _wrong_label(found: "WrongLabel") -> str:
+    return f"{found.path}: in the folder of '{found.label}', looks like '{found.predicted}'"
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="A folder with one sub-folder of images per class.")],
+    model: Annotated[Path | None, typer.Option(help="A model: compare its known classes with its predictions.")] = None,
+    as_json: AsJson = False,
+    workers: Workers = 1,
+    _plugin: NamedPlugins = None,
+) -> None:
+    """Check a folder before it is learned. The exit code is 1 if something was found, 0 if not."""
+    from etag.app.checking import FEW, check_folder
+
+    result = check_folder(folder, model, workers)
+    if as_json:
+        echo_json(result.to_json(), indent=1)
+    else:
+        echo(f"{folder}: {sum(result.classes.values())} images of {len(result.classes)} classes")
+        for name, count in result.classes.items():
+            echo(f"  {count:6}  {name}")
+        _print_some(
+            "cannot be read",
+            (f"{path}: {reason}" for path, reason in result.unreadable.items()),
+            len(result.unreadable),
+        )
+        copies = "the same content in several classes, where at most one label is right"
+        _print_some(copies, map(" = ".join, result.copies_across_classes))
+        _print_some("the same content several times in one class", map(" = ".join, result.copies))
+        _print_some(f"classes of fewer than {FEW} images", (f"{result.classes[name]:6}  {name}" for name in result.few))
+        _print_some("likely in the wrong folder", map(_wrong_label, result.wrong_labels))
+        _print_some(f"'{model}' predicts another class", map(_wrong_label, result.contradicted))
+        if result.left_out is not None:
+            echo(result.left_out)
+        if not result.found:
+            echo("nothing was found.")
+    if result.found:
+        raise typer.Exit(1)
 
 
 @app.command()

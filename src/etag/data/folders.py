@@ -58,13 +58,8 @@ def list_images(folder: Path) -> list[str]:
 
 
 def hold_out_files(listing: Listing) -> tuple[Listing, Listing]:
-    """Return (training files, test files): every fifth image of each class is for testing, see `hold_out_rows`."""
-    scarce = [name for name, files in listing.items() if len(files) < 2]
-    if scarce:
-        raise EtagError(
-            f"classes with a single image ({', '.join(scarce)}) cannot be split into training and test images: add "
-            "images (or, for `etag run`, make separate folders train/ and val/)."
-        )
+    """Return (training files, test files): every fifth image of each class is for testing, see `hold_out_rows`. A class
+    with a single image has no test file."""
     train, test = {}, {}
     for name, files in listing.items():
         train_rows, test_rows = hold_out_rows(torch.zeros(len(files), dtype=torch.long))
@@ -77,7 +72,7 @@ def as_images(listing: Listing, workers: int, channels: int = 3) -> FileImages:
     """Return the files labeled by the position of their class in the listing; call `resized` before reading them."""
     files = [file for class_files in listing.values() for file in class_files]
     labels = [label for label, class_files in enumerate(listing.values()) for _ in class_files]
-    return FileImages(np.array(files), torch.tensor(labels, dtype=torch.long), Resize(0), workers, channels)
+    return FileImages(np.array(files, np.str_), torch.tensor(labels, dtype=torch.long), Resize(0), workers, channels)
 
 
 def write_folders(images: MemoryImages, names: dict[int, str], root: Path) -> int:

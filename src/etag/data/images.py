@@ -305,6 +305,11 @@ class _Files(Dataset[Decoded]):
         return pixels[: len(positions)], positions, unreadable
 
 
+def unreadable_reason(file: str, entry: str) -> str:
+    """Return why a file is unreadable, from its "file (reason)"."""
+    return entry.removeprefix(f"{file} (").removesuffix(")")
+
+
 def unreadable_error(unreadable: list[str]) -> EtagError:
     """Return one error that lists all unreadable files, each given as "file (reason)"."""
     which, them = ("1 image file", "it") if len(unreadable) == 1 else (f"{len(unreadable)} image files", "them")

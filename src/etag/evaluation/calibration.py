@@ -13,12 +13,15 @@ BINS = 15
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The divisor of log-probabilities with the lowest cross-entropy, classes weighted equally (Guo et al., 2017)."""
+    """The divisor of log-probabilities with the lowest cross-entropy, classes weighted equally (Guo et al., 2017). The
+    labels are smoothed by 1 / (images + 2), as Platt (1999) does: that a few images are all right does not mean that
+    every prediction is certain."""
     counts = labels.bincount(minlength=scores.shape[1]).to(scores)
     weights = (1 / counts)[labels]
 
     def loss(log_temperature: float) -> float:
-        losses = functional.cross_entropy(scores / math.exp(log_temperature), labels, reduction="none")
+        scaled = scores / math.exp(log_temperature)
+        losses = functional.cross_entropy(scaled, labels, reduction="none", label_smoothing=1 / (len(labels) + 2))
         return float((weights * losses).sum())
 
     return math.exp(minimize_scalar(loss, bounds=(math.log(0.05), math.log(20)), method="bounded").x)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from etag.evaluation.calibration import fit_temperature
-from etag.learner.versions import Lesson
+from etag.learner.versions import Lesson, ModelInfo
 from etag.methods.abilities import GeneratesFeatures, MeasuresFamiliarity
 from etag.methods.base import AnyMethod
 
 GENERATED = 100  # features per old class
 REJECTED = 0.05  # share of images of known classes that may be rejected as unknown
-ENOUGH = round(1 / REJECTED)  # of fewer images, that share is less than one
+ENOUGH = round(1 / REJECTED)  # images and generated features: with fewer, nobody knows which are the lowest 5 %
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class Calibration:
     """The temperature and threshold of a classifier, and its accuracy on generated features of old classes."""
 
     temperature: float
-    threshold: float
-    lesson_threshold: float  # from the images of this lesson alone
+    threshold: float | None  # None: there were never enough held-out images
+    lesson_threshold: float | None  # from the images of this lesson alone
     generated_accuracy: float | None  # None where the method generates no features
-    is_rough: bool  # whether there were too few held-out images for a reliable threshold
 
 
 @torch.no_grad()
 def calibrate(
-    method: AnyMethod, predictions: dict[str, Tensor], old_classes: int, history: Sequence[Lesson]
+    method: AnyMethod, predictions: dict[str, Tensor], held_out: int, old_classes: int, before: ModelInfo
 ) -> Calibration:
-    """Fit temperature and threshold to the predictions for held-out images and for generated old features. `history`
-    has the thresholds of earlier lessons."""
+    """Fit temperature and threshold to predictions for images and for generated old features. If too few images are
+    `held_out` from training, both stay those of the model `before` the lesson; in a first lesson the temperature is
+    fitted all the same, and there is no threshold."""
     scores, labels, familiarity = (predictions[name].cpu() for name in ("scores", "label", "familiarity"))
     accuracy = None
     if old_classes and isinstance(method, GeneratesFeatures):
@@ -42,14 +42,19 @@ def calibrate(
             generated = method.classifier().classify(features).cpu()
             accuracy = (generated.argmax(1) == old).double().mean().item()
             scores, labels = torch.cat([scores, generated]), torch.cat([labels, old])
+            held_out += len(old)
+    few = held_out < ENOUGH
+    if few and old_classes:
+        return Calibration(before.temperature, before.threshold, None, accuracy)
     temperature = fit_temperature(scores, labels)
+    if few:
+        return Calibration(temperature, None, None, accuracy)
     by_statistics = isinstance(method, MeasuresFamiliarity)
     if not by_statistics:
         familiarity = (scores / temperature).softmax(1).amax(1)
-    is_rough = len(familiarity) < ENOUGH
-    own = (familiarity.min() if is_rough else familiarity.quantile(REJECTED)).item()
-    threshold = _combined(history, own, len(familiarity)) if by_statistics else own
-    return Calibration(temperature, threshold, own, accuracy, is_rough)
+    own = familiarity.quantile(REJECTED).item()
+    threshold = _combined(before.history, own, held_out) if by_statistics else own
+    return Calibration(temperature, threshold, own, accuracy)
 
 
 def _combined(history: Sequence[Lesson], threshold: float, images: int) -> float:

@@ -62,7 +62,8 @@ class Learner:
         self._feature_stores: dict[str, FeatureStore] = {}
 
     def learn(self, task: Task, options: "LearnOptions") -> Evaluation:
-        """Learn a task and save the model; returns its evaluation. An interrupted task is resumed."""
+        """Learn a task and save the model; returns its evaluation (its accuracies are NaN if there are no test images).
+        An interrupted task is resumed."""
         start, checkpointer = time.perf_counter(), self.open_checkpoints(task, options)
         for callback in self.callbacks:
             callback.on_task_begin(task, {} if checkpointer is None else checkpointer.saved_steps)
@@ -75,7 +76,7 @@ class Learner:
             raise EtagError(f"task {task.index + 1}: {error}{where}") from error
         seconds = time.perf_counter() - start if checkpointer is None else checkpointer.seconds
         evaluation, test_seconds = self._evaluate(task, options)
-        for callback in self.callbacks:
+        for callback in self.callbacks if evaluation.images else ():
             callback.on_evaluation(task, evaluation)
         options.before_saving(self)
         self._save(task, options, evaluation, seconds, test_seconds)
@@ -87,12 +88,13 @@ class Learner:
     def train(self, task: Task, checkpointer: Checkpointer | None = None, update_number: int | None = None) -> None:
         """Train a task without evaluating or saving it; with `update_number`, train on more images of known classes.
         The number (of lessons so far) only makes random draws differ."""
+        if update_number is None:
+            self.method.begin_task(task)
+        if self.method.sees_features(task.index):
+            task = replace(task, train=self.features("features", task.train))
         if update_number is not None:
             self.engine.execute(self._update_plan(task, update_number), checkpointer)
             return
-        self.method.begin_task(task)
-        if self.method.sees_features(task.index):
-            task = replace(task, train=self.features("features", task.train))
         self.engine.execute(self.method.phases(task), checkpointer)
         self.method.end_task(task)
 
@@ -152,14 +154,17 @@ class Learner:
         return checkpointer
 
     def _evaluate(self, task: Task, options: "LearnOptions") -> tuple[Evaluation, float]:
-        """Evaluate on the test images of `options.evaluated`, and calibrate if `options.calibrate`."""
+        """Evaluate on the test images of `options.evaluated`, and calibrate if `options.calibrate`. Without test images
+        (classes of one image) the training images take their place for calibration."""
         start, tasks = time.perf_counter(), options.evaluated or (task,)
-        batches = self.method.pass_batches("evaluation", self.test_images(tasks))
+        count = sum(len(each.test) for each in tasks)
+        images = self.test_images(tasks if count else [replace(task, test=task.train)])
+        batches = self.method.pass_batches("evaluation", images)
         classifier, sizes = self.method.classifier(), self.method.task_sizes
         predictions = self.engine.run_pass(predictions_pass(batches, classifier, sizes, options.calibrate))
-        evaluation = evaluate(predictions, tasks)
+        evaluation = evaluate({name: rows[:count] for name, rows in predictions.items()}, tasks)
         if options.calibrate:
-            self.calibration = calibrate(self.method, predictions, task.num_old, self.about.history)
+            self.calibration = calibrate(self.method, predictions, count, task.num_old, self.about)
         return evaluation, time.perf_counter() - start
 
     def _save(
@@ -172,7 +177,7 @@ class Learner:
             seconds=round(seconds, 3),
             test_seconds=round(test_seconds, 3),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
-            evaluation=evaluation,
+            evaluation=evaluation if evaluation.images else None,
             threshold=self.calibration.lesson_threshold if options.calibrate and self.calibration else None,
         )
         changes: dict[str, Any] = {"task_sizes": tuple(self.method.task_sizes), "pinned": options.pinned}

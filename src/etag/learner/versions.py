@@ -180,6 +180,14 @@ class SavedVersion:
                 for part, files in self.content["tensors"].items()
             }
 
+    def classes_of_one_image(self) -> list[Name]:
+        """The classes whose stored sum of features is that of a single image; none if no such sums are stored."""
+        with self._readable():
+            if "statistics" not in (names := self.content["tensors"]["learner"]):
+                return []
+            counts = self._tensors(names["statistics"])["count"].tolist()
+            return [name for name, count in zip(self.info.classes, counts, strict=True) if count == 1]
+
     def load_classifier(self, device: torch.device = CPU) -> tuple[Classifier, ModelInfo]:
         """What predicts, in evaluation mode. No method is built, nothing of the learner is read."""
         info = self.info

@@ -72,7 +72,7 @@ class Ridge(ClosedFormMethod[RidgeOptions]):
     @property
     def penalty(self) -> float:
         """As given, or the one with the smallest error so far."""
-        return self.options.penalty or self.errors.best
+        return self.options.penalty or self.errors.best or self.problem().spread
 
     def fit(self) -> None:
         """Solve the normal equations."""

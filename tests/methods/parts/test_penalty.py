@@ -43,8 +43,20 @@ def test_leave_one_out_errors_equal_leaving_each_image_out():
         assert errors[number].item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_only_image_of_a_class_does_not_count():
+    inputs, labels = features(rows=25)
+    rows = torch.cat([(labels != 2).nonzero().flatten(), (labels == 2).nonzero().flatten()[:1]])
+    inputs, labels = inputs[rows].double(), labels[rows]
+    problem = ridge_problem(statistics(inputs, labels))
+    expected = [error[:-1].square().sum() for error in problem.left_out_errors(inputs, labels, PENALTIES)]
+    torch.testing.assert_close(problem.squared_left_out_errors(inputs, labels), torch.stack(expected))
+    x = inputs.numpy()
+    assert problem.spread == pytest.approx(((x - x.mean(0)) ** 2).sum() / len(x))
+
+
 def test_the_best_penalty_has_the_smallest_sum_of_errors():
     errors = PenaltyErrors()
+    assert errors.best is None
     first, second = torch.full((len(PENALTIES),), 5.0), torch.full((len(PENALTIES),), 5.0)
     first[3], second[3], second[7] = 1.0, 6.0, 0.0
     errors.add(first)

@@ -23,7 +23,13 @@ def parts(path: Path) -> tuple[Listing, Listing]:
     """Return (training files, test files) by class; without train/, every fifth image is for testing."""
     test_folder = next((path / name for name in ("val", "test") if os.path.isdir(path / name)), None)
     if not _holds_classes(path / "train"):
-        return hold_out_files(list_classes(path))
+        listing = list_classes(path)
+        if scarce := [name for name, files in listing.items() if len(files) < 2]:
+            raise EtagError(
+                f"classes with a single image ({', '.join(scarce)}) cannot be split into training and test images: "
+                "add images, or make separate folders train/ and val/."
+            )
+        return hold_out_files(listing)
     if test_folder is None:
         raise EtagError(f"'{path}' has a folder train, but neither val nor test: add one of them with the test images.")
     train, test = list_classes(path / "train"), list_classes(test_folder)

@@ -1,5 +1,6 @@
 """Ridge regression from sums, and its penalty by leave-one-out errors in closed form."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,9 +29,9 @@ class PenaltyErrors(StoredTensors):
         self.store(errors=self.errors + errors.to(self.errors))
 
     @property
-    def best(self) -> float:
-        """The penalty with the smallest error."""
-        return PENALTIES[int(self.errors.argmin())]
+    def best(self) -> float | None:
+        """The penalty with the smallest error; None if no image has counted yet."""
+        return PENALTIES[int(self.errors.argmin())] if self.errors.any() else None
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,36 @@ class RidgeProblem:
         weight = solve(self.gram + penalty * torch.eye(len(self.gram)).to(self.gram), self.targets).T
         return weight, self.class_shares - weight @ self.mean
 
+    @property
+    def spread(self) -> float:
+        """The mean squared distance of the features to their mean: a penalty for classes of one image each, where no
+        leave-one-out error tells a better one."""
+        return float(self.gram.trace() / self.images)
+
     @cached_property
     def eigen(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues and eigenvectors of the Gram matrix: with them every penalty is cheap."""
         values, vectors = torch.linalg.eigh(self.gram)
         return values.clamp(min=0), vectors
+
+    def left_out_errors(self, features: Tensor, labels: Tensor, penalties: Sequence[float]) -> Iterator[Tensor]:
+        """For each penalty, y - g for each image (rows) and class (columns), where y is 1 for the image's class and 0
+        for others, and g is predicted as if the image had not been among those of the problem, where it must be. In
+        closed form (y - f) / (1 - h), where f is the ordinary prediction and h the leverage of the image."""
+        values, vectors = self.eigen
+        one_hot = nn.functional.one_hot(labels, len(self.class_shares)).to(features) - self.class_shares
+        rotated, targets = (features - self.mean) @ vectors, vectors.T @ self.targets
+        for penalty in penalties:
+            scaled = rotated / (values + penalty)
+            leverage = 1 / self.images + (scaled * rotated).sum(1)
+            yield (one_hot - scaled @ targets) / (1 - leverage).clamp(min=1e-9)[:, None]
+
+    def squared_left_out_errors(self, features: Tensor, labels: Tensor) -> Tensor:
+        """The sum of all squares of `left_out_errors` for each of `PENALTIES`, as `PenaltyErrors.add` takes it. Without
+        the only image of a class nothing is known of that class, so the image does not count."""
+        others = (self.class_shares * self.images)[labels] > 1.5  # a count; rounding errors do not matter
+        errors = self.left_out_errors(features[others], labels[others], PENALTIES)
+        return torch.stack([error.square().sum() for error in errors])
 
 
 def ridge_problem(statistics: ClassStatistics) -> RidgeProblem:
@@ -65,9 +91,7 @@ def ridge_problem(statistics: ClassStatistics) -> RidgeProblem:
 
 
 class LeaveOneOut(nn.Module):
-    """For each penalty, the sum over a batch of the squared errors of leave-one-out predictions: as if the image had
-    not been among those that the weights were computed from. In closed form (y - f) / (1 - h), where f is the ordinary
-    prediction and h the leverage of the image."""
+    """For each penalty, the sum over a batch of the squared errors of leave-one-out predictions."""
 
     def __init__(self, backbone: Backbone, problem: RidgeProblem, transform: Transform) -> None:
         super().__init__()
@@ -75,14 +99,5 @@ class LeaveOneOut(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """`errors`: one sum per penalty."""
-        p, (values, vectors) = self._problem, self._problem.eigen
-        features = self._transform(self.backbone(batch.inputs).double()) - p.mean
-        labels = nn.functional.one_hot(batch.labels, len(p.class_shares)).to(features) - p.class_shares
-        rotated, targets = features @ vectors, vectors.T @ p.targets
-        errors = []
-        for penalty in PENALTIES:
-            scaled = rotated / (values + penalty)
-            leverage = 1 / p.images + (scaled * rotated).sum(1)
-            left_out = (labels - scaled @ targets) / (1 - leverage).clamp(min=1e-9)[:, None]
-            errors.append(left_out.square().sum())
-        return {"errors": torch.stack(errors)}
+        features = self._transform(self.backbone(batch.inputs).double())
+        return {"errors": self._problem.squared_left_out_errors(features, batch.labels)}

@@ -1,0 +1,67 @@
+"""Lessons of very few images with the pre-trained default, on real flowers."""
+
+import json
+import shutil
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+from tests.app.conftest import etag
+
+from etag.app.estimator import IncrementalClassifier
+from etag.learner.model_directory import ModelDirectory
+from etag.learner.pretrained import default_is_installed
+
+
+@pytest.fixture(scope="module")
+def flowers(shared_data, tmp_path_factory):
+    """flowers(per_class, kinds): a folder of so many images of each kind."""
+
+    def copy(per_class, *kinds, first=0):
+        folder = tmp_path_factory.mktemp("flowers")
+        for kind in kinds:
+            (folder / kind).mkdir()
+            for file in sorted((shared_data / "flowers12" / "train" / kind).iterdir())[first : first + per_class]:
+                shutil.copy(file, folder / kind)
+        return folder
+
+    return copy
+
+
+@pytest.mark.skipif(not default_is_installed(), reason="the pre-trained weights are not installed")
+@pytest.mark.parametrize("shots", [1, 2, 5, 10])
+def test_lessons_of_few_images(flowers, tmp_path, shots):
+    first = etag("learn", tmp_path / "m", flowers(shots, "daisy", "iris", "pansy"), "--set", "data.size=64")
+    assert first.returncode == 0, first.stderr
+    later = etag("learn", tmp_path / "m", flowers(shots, "sunflower"))
+    assert later.returncode == 0, later.stderr
+    about = ModelDirectory(tmp_path / "m").about()
+    assert len(about.classes) == 4
+    assert 0.05 < about.temperature < 20
+    assert about.threshold == 0, "fewer than 20 images are held out"
+    if shots == 1:
+        assert "classes of a single image (sunflower) are not tested" in later.stdout
+        assert "a stored mean is its feature" in later.stdout
+        assert "held-out images are" not in later.stdout
+        assert "the mean of a class of one image, which is that image's feature: daisy, iris" in etag(
+            "info", tmp_path / "m"
+        ).stdout.replace("\n", " ")
+        assert about.history[0].evaluation is None
+    else:
+        assert "95 % interval: " in later.stdout
+    folder = flowers(5, "daisy", "iris", "pansy", "sunflower", first=30)
+    done = etag("predict", tmp_path / "m", folder, "--format", "json")
+    predictions = [json.loads(line) for line in done.stdout.splitlines()]
+    right = [row["predictions"][0]["class"] == Path(row["path"]).parent.name for row in predictions]
+    sure = [row["predictions"][0]["probability"] for row in predictions]
+    assert mean(right) > 0.5
+    assert 0.3 < mean(sure) < mean(right) + 0.1, "neither as unsure as chance nor surer than a few images allow"
+
+
+def test_arrays_with_classes_of_one_image():
+    images = np.random.default_rng(0).random((5, 8, 8))
+    small = {"method.generator.train.steps": 2, "method.generator.feature_passes": 1}
+    model = IncrementalClassifier(steps=2, width=4, settings=small).fit(images, [0, 0, 0, 0, 1])
+    model.partial_fit(images[:1], [2])
+    assert model.predict_proba(images).shape == (5, 3)
