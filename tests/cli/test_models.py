@@ -116,10 +116,12 @@ def test_export(finished, images, tmp_path):
     with torch.no_grad():
         expected = classifier(about.preprocess.centered(pixels)).exp().numpy()
     program = torch.export.load(tmp_path / "model.pt2").module()
-    np.testing.assert_allclose(program(pixels.float() / 255).detach().numpy(), expected, atol=1e-4)
+    np.testing.assert_allclose(program(pixels.float() / 255)[0].detach().numpy(), expected, atol=1e-4)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (found,) = session.run(None, {"images": (pixels.float() / 255).numpy()})
+    found, familiarity = session.run(None, {"images": (pixels.float() / 255).numpy()})
     np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(familiarity, expected.max(1), atol=1e-4)
+    assert "threshold" not in session.get_modelmeta().custom_metadata_map, "a run is not calibrated"
 
 
 def test_learn_adds_a_version_and_leaves_the_run_as_it_was(copied, images):
