@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from etag.core.evaluation import Evaluation
-from etag.learner.calibration import calibrate
 from etag.data.preprocess import Preprocess
+from etag.learner.calibration import calibrate
 from etag.learner.versions import Lesson, ModelInfo
 from etag.models.familiarity import Familiarity
 
@@ -55,19 +55,25 @@ def test_lessons_count_by_their_held_out_images():
 
 @pytest.mark.parametrize("method", [WITH_STATISTICS, WITHOUT])
 def test_of_too_few_images_none_is_rejected(method):
-    first = calibrate(method, predictions(19), 19, 0, before())
-    assert first.threshold is None
-    assert first.lesson_threshold is None
+    assert calibrate(method, predictions(19), 19, 0, before()).threshold is None
     assert calibrate(method, predictions(20), 20, 0, before()).threshold is not None
 
 
-@pytest.mark.parametrize("method", [WITH_STATISTICS, WITHOUT])
-def test_too_few_images_leave_the_calibration_as_it_was(method):
-    later = calibrate(method, predictions(19), 19, 2, before(lesson(0.2, 60), threshold=0.2, temperature=1.7))
+def test_too_few_images_leave_the_calibration_as_it_was():
+    later = calibrate(WITHOUT, predictions(19), 19, 2, before(lesson(0.2, 60), threshold=0.2, temperature=1.7))
     assert (later.threshold, later.lesson_threshold, later.temperature) == (0.2, None, 1.7)
 
 
-def test_the_learner_saves_the_thresholds_of_all_lessons(course):
+def test_small_lessons_reach_a_threshold_together():
+    known = before(lesson(0.0, 10), temperature=1.7)
+    assert calibrate(WITH_STATISTICS, predictions(9), 9, 2, known).threshold is None
+    later = calibrate(WITH_STATISTICS, predictions(10, lowest=1.0), 10, 2, known)
+    assert later.temperature == 1.7
+    assert later.threshold == pytest.approx((0.0 + later.lesson_threshold) / 2)
+
+
+def test_the_learner_saves_the_thresholds_of_all_lessons(course, monkeypatch):
+    monkeypatch.setattr("etag.learner.calibration.ENOUGH", 2)
     made = course("ncm")
     for index in (0, 1):
         made.learn(index, calibrate=True)

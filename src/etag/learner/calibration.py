@@ -31,8 +31,8 @@ def calibrate(
     method: AnyMethod, predictions: dict[str, Tensor], held_out: int, old_classes: int, before: ModelInfo
 ) -> Calibration:
     """Fit temperature and threshold to predictions for images and for generated old features. If too few images are
-    `held_out` from training, both stay those of the model `before` the lesson; in a first lesson the temperature is
-    fitted all the same, and there is no threshold."""
+    `held_out` from training, both stay those of the model `before` the lesson, with two exceptions: in a first lesson
+    the temperature is fitted all the same, and thresholds by class statistics are combined over lessons."""
     scores, labels, familiarity = (predictions[name].cpu() for name in ("scores", "label", "familiarity"))
     accuracy = None
     if old_classes and isinstance(method, GeneratesFeatures):
@@ -44,25 +44,24 @@ def calibrate(
             scores, labels = torch.cat([scores, generated]), torch.cat([labels, old])
             held_out += len(old)
     few = held_out < ENOUGH
-    if few and old_classes:
-        return Calibration(before.temperature, before.threshold, None, accuracy)
-    temperature = fit_temperature(scores, labels)
+    temperature = before.temperature if few and old_classes else fit_temperature(scores, labels)
+    if isinstance(method, MeasuresFamiliarity):
+        own = familiarity.quantile(REJECTED).item() if held_out else None
+        return Calibration(temperature, _combined(before.history, own, held_out), own, accuracy)
     if few:
-        return Calibration(temperature, None, None, accuracy)
-    by_statistics = isinstance(method, MeasuresFamiliarity)
-    if not by_statistics:
-        familiarity = (scores / temperature).softmax(1).amax(1)
-    own = familiarity.quantile(REJECTED).item()
-    threshold = _combined(before.history, own, held_out) if by_statistics else own
-    return Calibration(temperature, threshold, own, accuracy)
+        return Calibration(temperature, before.threshold, None, accuracy)
+    threshold = (scores / temperature).softmax(1).amax(1).quantile(REJECTED).item()
+    return Calibration(temperature, threshold, threshold, accuracy)
 
 
-def _combined(history: Sequence[Lesson], threshold: float, images: int) -> float:
-    """The threshold of a model from those of its lessons; `threshold` is that of the newest, from so many images."""
+def _combined(history: Sequence[Lesson], threshold: float | None, images: int) -> float | None:
+    """The threshold of a model from those of its lessons, if they held out enough images; `threshold` is that of the
+    newest, from so many images."""
     # The held-out images of earlier lessons are gone, so their thresholds cannot be measured again with the model as it
     # is now. In their mean each lesson has the weight of its number of held-out images: an approximation.
-    known = [(threshold, images)]
+    known = [] if threshold is None else [(threshold, images)]
     for past in history:
         if past.threshold is not None and past.evaluation is not None:
             known.append((past.threshold, past.evaluation.images))
-    return sum(value * count for value, count in known) / sum(count for _, count in known)
+    total = sum(count for _, count in known)
+    return sum(value * count for value, count in known) / total if total >= ENOUGH else None
