@@ -13,8 +13,7 @@ from etag.methods.lwf import LwF, LwfOptions
 from etag.methods.parts.drift import DriftOptions
 from etag.methods.parts.prototypes import Prototypes
 from etag.methods.registry import method
-from etag.models.closed_form import CosineRule
-from etag.models.prediction import PredictionRule
+from etag.models.prediction import CosineRule, PredictionRule
 
 
 class LdcOptions(LwfOptions):
