@@ -91,8 +91,9 @@ class ETag(Method[EtagOptions]):
     def build(self, stream: Stream) -> None:
         """Solver and generator."""
         super().build(stream)
-        size, placement = self.solver.backbone.feature_size, self.context.placement
-        self.add_generator(self.options.generator.create(size, stream, placement, self.options.fidelity))
+        o, backbone, placement = self.options, self.solver.backbone, self.context.placement
+        size, signed = backbone.feature_size, backbone.signed
+        self.add_generator(o.generator.create(size, stream, placement, o.fidelity, signed=signed))
 
     def phases(self, task: Task) -> Plan:
         """Algorithm 1: train the solver; compute its features; train the generator on them."""

@@ -48,6 +48,16 @@ class NetworkOptions(Options):
         10, description="augmented passes over the images whose features are cached; each epoch uses one, in turn"
     )
     last_task: bool = Field(True, description="train the generator in the last task too (Algorithm 1)")
+    standardize: bool = Field(
+        False,
+        description="train on features that are standardized by their mean and deviation in the base task; generated "
+        "features are mapped back. For pre-trained backbones, whose features differ widely in scale",
+    )
+
+    def check_vectors(self, pixels: bool) -> None:
+        """Raise an error if images are to be generated with an option that is for features."""
+        if pixels and self.standardize:
+            raise EtagError("generator.standardize is for features, not for images: leave it out.")
 
 
 class FeatureGenerator(ABC):
@@ -162,7 +172,9 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
     def learn(
         self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
     ) -> Plan:
-        """One training phase."""
+        """One training phase. The base task's features give the scale of all."""
+        if task.index == 0 and self.network.scale is not None:
+            self.network.scale.fit(features.all_features)
         yield self.phase(task, features, weights, head, stream.child("generator"))
 
     @property
