@@ -1,27 +1,11 @@
 """Calibration: whether probabilities agree with how often predictions are right."""
 
-import math
-
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
-from torch.nn import functional
 
 BINS = 15
-
-
-def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The divisor of log-probabilities with the lowest cross-entropy, classes weighted equally (Guo et al., 2017)."""
-    counts = labels.bincount(minlength=scores.shape[1]).to(scores)
-    weights = (1 / counts)[labels]
-
-    def loss(log_temperature: float) -> float:
-        losses = functional.cross_entropy(scores / math.exp(log_temperature), labels, reduction="none")
-        return float((weights * losses).sum())
-
-    return math.exp(minimize_scalar(loss, bounds=(math.log(0.05), math.log(20)), method="bounded").x)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:

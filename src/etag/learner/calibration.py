@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from etag.evaluation.calibration import fit_temperature
+from etag.losses.temperature import fit_temperature
 from etag.methods.abilities import GeneratesFeatures
 from etag.methods.base import AnyMethod
 

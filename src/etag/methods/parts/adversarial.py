@@ -49,10 +49,7 @@ class AdversarialOptions(NetworkOptions):
         """The generator of vectors of this size."""
         self.check_vectors(pixels)
         return AdversarialGenerator(
-            self,
-            lambda: ConditionalWGAN(size, self.latent, self.hidden, self.standardize, signed),
-            stream,
-            placement,
+            self, lambda: ConditionalWGAN(size, self.latent, self.hidden, self.standardize, signed), stream, placement
         )
 
 

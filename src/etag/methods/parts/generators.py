@@ -30,6 +30,11 @@ from etag.models.wgan import ConditionalWGAN
 NormalSampler = Callable[[str, int], Tensor]  # (purpose, columns) -> standard normal draws
 
 
+def normal_sampler(stream: Stream, rows: int, device: torch.device) -> NormalSampler:
+    """Draws of `rows` rows from a stream, by purpose."""
+    return lambda purpose, size: torch.randn(rows, size, generator=stream.torch_generator(purpose)).to(device)
+
+
 class GeneratorTrainOptions(TrainOptions):
     """Training of a generator: Adam with learning rate 1e-4, no weight decay."""
 
@@ -210,8 +215,12 @@ class HeadObjective(nn.Module):
         }
 
 
-def options_by_kind(value: Any) -> Any:
-    """Accept the kind of a generator alone in place of its options; without a kind it is the conditional VAE."""
-    if isinstance(value, str):
-        return {"kind": value}
-    return {"kind": "cvae"} | value if isinstance(value, dict) else value
+def options_by_kind(default: str) -> Callable[[Any], Any]:
+    """A validator that accepts a kind alone in place of its options, and takes options without a kind for `default`."""
+
+    def complete(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        return {"kind": default} | value if isinstance(value, dict) else value
+
+    return complete

@@ -1,5 +1,6 @@
 """Ridge regression from sums, and its penalty by leave-one-out errors in closed form."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,6 +56,18 @@ class RidgeProblem:
         values, vectors = torch.linalg.eigh(self.gram)
         return values.clamp(min=0), vectors
 
+    def left_out_errors(self, features: Tensor, labels: Tensor) -> Iterator[Tensor]:
+        """For each of `PENALTIES`, the errors of leave-one-out predictions of some of the images (rows, classes): as if
+        the image had not been among those that the weights are computed from. In closed form (y - f) / (1 - h), where f
+        is the ordinary prediction and h the leverage of the image."""
+        values, vectors = self.eigen
+        one_hot = nn.functional.one_hot(labels, len(self.class_shares)).to(features) - self.class_shares
+        rotated, targets = (features - self.mean) @ vectors, vectors.T @ self.targets
+        for penalty in PENALTIES:
+            scaled = rotated / (values + penalty)
+            leverage = 1 / self.images + (scaled * rotated).sum(1)
+            yield (one_hot - scaled @ targets) / (1 - leverage).clamp(min=1e-9)[:, None]
+
 
 def ridge_problem(statistics: ClassStatistics) -> RidgeProblem:
     """The problem of all images so far."""
@@ -65,9 +78,7 @@ def ridge_problem(statistics: ClassStatistics) -> RidgeProblem:
 
 
 class LeaveOneOut(nn.Module):
-    """For each penalty, the sum over a batch of the squared errors of leave-one-out predictions: as if the image had
-    not been among those that the weights were computed from. In closed form (y - f) / (1 - h), where f is the ordinary
-    prediction and h the leverage of the image."""
+    """For each penalty, the sum over a batch of the squared errors of leave-one-out predictions."""
 
     def __init__(self, backbone: Backbone, problem: RidgeProblem, transform: Transform) -> None:
         super().__init__()
@@ -75,14 +86,6 @@ class LeaveOneOut(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """`errors`: one sum per penalty."""
-        p, (values, vectors) = self._problem, self._problem.eigen
-        features = self._transform(self.backbone(batch.inputs).double()) - p.mean
-        labels = nn.functional.one_hot(batch.labels, len(p.class_shares)).to(features) - p.class_shares
-        rotated, targets = features @ vectors, vectors.T @ p.targets
-        errors = []
-        for penalty in PENALTIES:
-            scaled = rotated / (values + penalty)
-            leverage = 1 / p.images + (scaled * rotated).sum(1)
-            left_out = (labels - scaled @ targets) / (1 - leverage).clamp(min=1e-9)[:, None]
-            errors.append(left_out.square().sum())
-        return {"errors": torch.stack(errors)}
+        features = self._transform(self.backbone(batch.inputs).double())
+        errors = self._problem.left_out_errors(features, batch.labels)
+        return {"errors": torch.stack([each.square().sum() for each in errors])}

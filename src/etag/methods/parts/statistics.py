@@ -92,13 +92,18 @@ class StatisticsCollector(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """`count`, `total` and `moment` as `ClassStatistics` has them."""
         features = self._transform(self.backbone(batch.inputs).double())
-        own = batch.labels[:, None] == torch.tensor(self._labels, device=batch.labels.device)  # (rows, classes)
-        one_hot = own.to(features)
-        sums = {"count": one_hot.sum(0), "total": one_hot.T @ features}
-        if not self._per_class:
-            return sums | {"moment": features.T @ features}
-        by_class = (features[rows] for rows in own.T)
-        return sums | {"moment": torch.stack([rows.T @ rows for rows in by_class])}
+        return class_sums(features, batch.labels, self._labels, self._per_class)
+
+
+def class_sums(features: Tensor, labels: Tensor, classes: Sequence[int], per_class: bool = False) -> dict[str, Tensor]:
+    """`count`, `total` and `moment` of features in float64, with one row for each of `classes`."""
+    own = labels[:, None] == torch.tensor(classes, device=labels.device)  # (rows, classes)
+    one_hot = own.to(features)
+    sums = {"count": one_hot.sum(0), "total": one_hot.T @ features}
+    if not per_class:
+        return sums | {"moment": features.T @ features}
+    by_class = (features[rows] for rows in own.T)
+    return sums | {"moment": torch.stack([rows.T @ rows for rows in by_class])}
 
 
 def shrunk(covariance: Tensor, share: float) -> Tensor:
