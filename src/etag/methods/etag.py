@@ -62,13 +62,9 @@ class EtagOptions(MethodOptions):
     _refit_by_kind = field_validator("refit", mode="before")(options_by_kind("train"))
 
     @model_validator(mode="after")
-    def _only_a_vae_is_guided(self) -> Self:
+    def _check(self) -> Self:
         if self.guidance and self.generator.kind != "cvae":
             raise ValueError(f"guidance needs the conditional VAE: set guidance=false with {self.generator.kind}")
-        return self
-
-    @model_validator(mode="after")
-    def _ridge_needs_samples_and_a_bias(self) -> Self:
         if self.computes_head and self.generator.kind == "prototypes":
             raise ValueError("refit=ridge needs features that vary: choose generator=cvae or wgan")
         if self.computes_head and (self.head.growth == "fixed" or not self.head.bias):
