@@ -75,7 +75,9 @@ def rows(
             yield key, type_text(field.annotation), default_text(default), description
         elif any(issubclass(kind, TrainOptions) for kind in inside):
             changed = _changed_defaults(inside[0])
-            yield key, "training" + (" or null" if default is None else ""), _nothing(default), description + changed
+            others = "".join(f" or `{kind.model_fields['kind'].default}`" for kind in inside[1:])
+            words = f"training{others}" + (" or null" if default is None else "")
+            yield key, words, _nothing(default), description + changed
         else:
             for kind in inside:
                 if "kind" in kind.model_fields:

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from etag.evaluation.calibration import calibration_error, fit_temperature, unknown_auroc
+from etag.evaluation.calibration import calibration_error, unknown_auroc
+from etag.losses.temperature import fit_temperature
 
 
 def drawn(temperature, rows=20_000, classes=4):

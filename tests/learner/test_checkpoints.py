@@ -109,6 +109,15 @@ def test_other_schedules_are_resumed_too(small, options, tmp_path, cut_at):
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.parametrize("trained", ["all", "head"])
+def test_a_scale_of_features_and_a_computed_head_are_resumed_too(small, trained, tmp_path, cut_at):
+    generator = {"standardize": True, "decoder_noise": True, "feature_passes": 2, "train": {"epochs": 3}}
+    config = small("etag", **OFTEN, **{"method.generator": generator, "method.refit": "ridge", "model.train": trained})
+    run(config, tmp_path / "whole")
+    assert cut_until_done(config, tmp_path / "cut", cut_at, [9, 4, 7, 5, 8, 6, 4, 9]) > 2
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
 def test_two_parameter_groups_are_resumed_too(small, tmp_path, cut_at):
     generator = {"kind": "wgan", "last_task": True, "feature_passes": 2, "train": {"epochs": 4, "batch_size": 16}}
     config = small("gfr", **(OFTEN | {"method.generator": generator}))

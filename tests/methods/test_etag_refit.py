@@ -1,7 +1,18 @@
-"""The head, trained once more on features alone (`refit`)."""
+"""The head, trained once more on features alone, or computed from them (`refit`)."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
+
+from etag.core.errors import EtagError
+from etag.experiments.config import resolve
+from etag.methods.parts.cached_features import CachedFeatures
+from etag.methods.parts.penalty import PENALTIES
+from etag.methods.parts.refit import RidgeRefit, TrainedRefit
+from etag.methods.registry import METHODS
 
 REFIT = {"refit": {"steps": 4, "batch_size": 8, "lr": 1e-2}}
 
@@ -115,3 +126,136 @@ def test_a_task_with_it_ends_with_another_head_and_the_same_backbone(lab, snapsh
     refitted, plain = learned(REFIT), learned({})
     different = {name for name, value in plain.items() if not torch.equal(value, refitted[name])}
     assert different == {name for name in plain if name.startswith("head.")}
+
+
+# -- in closed form --------------------------------------------------------------------------------
+
+RIDGE = {"refit": "ridge"}
+
+
+def naive_ridge(x, y, penalty):
+    """Weights and bias by the textbook formula on centered data."""
+    centered, target = x - x.mean(0), y - y.mean(0)
+    weight = np.linalg.inv(centered.T @ centered + penalty * np.eye(x.shape[1])) @ centered.T @ target
+    return weight, y.mean(0) - x.mean(0) @ weight
+
+
+def left_out(x, y, penalty):
+    """The scores of each row under the solution without it."""
+    rows = range(len(x))
+    fits = [naive_ridge(np.delete(x, row, 0), np.delete(y, row, 0), penalty) for row in rows]
+    return np.stack([x[row] @ weight + bias for row, (weight, bias) in zip(rows, fits, strict=True)])
+
+
+def mean_cross_entropy(scores, y):
+    return np.mean(np.log(np.exp(scores).sum(1)) - (scores * y).sum(1))
+
+
+@pytest.mark.parametrize("kind", ["cvae", "wgan"])
+def test_the_head_is_ridge_regression_on_new_and_generated_features(begun, kind):
+    made = begun(generator={"kind": kind, "train": {"steps": 2, "batch_size": 8}}, **RIDGE)
+    generator, task, head = made.method.generator, made.task(1), made.method.solver.head
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.tensor([3, 4, 3, 4, 3, 3, 4, 4])
+    features = torch.rand(2, 8, 32, generator=draws) + 0.5 * (labels[:, None] == 3)
+    asked = []
+
+    def sample(old, normal):
+        asked.append(old)
+        assert normal("anything", 3).shape == (len(old), 3)
+        return torch.rand(len(old), 32, generator=draws) - 0.5 * old[:, None]
+
+    generator.sample, state = sample, draws.get_state()
+    plan = made.method.options.refit.plan(
+        head,
+        generator,
+        task,
+        CachedFeatures(features, labels),
+        9.0,
+        made.method.stream("refit"),
+        made.context.placement,
+    )
+    assert list(plan) == [], "nothing is trained"
+    assert asked[0].tolist() == [0] * 4 + [1] * 4 + [2] * 4, "as many of each old class as new classes have on average"
+    draws.set_state(state)
+    old = sample(*asked, lambda _, size: torch.empty(12, size))
+    x = torch.cat([old, features[0]]).double().numpy()
+    y = np.eye(5)[torch.cat([asked[0], labels]).numpy()]
+    penalty = min(PENALTIES, key=lambda penalty: np.square(y - left_out(x, y, penalty)).sum())
+    weight, bias = naive_ridge(x, y, penalty)
+    computed = head.weight.detach().double().numpy()
+    factor = np.sqrt(np.square(computed).sum() / np.square(weight).sum())
+    np.testing.assert_allclose(computed, factor * weight.T, rtol=1e-4, atol=1e-6)
+    own_bias = torch.cat([block.bias for block in head.blocks]).detach().numpy()
+    np.testing.assert_allclose(own_bias, factor * bias, rtol=1e-4, atol=1e-5)
+    scores = left_out(x, y, penalty)
+    losses = [mean_cross_entropy(factor * change * scores, y) for change in (1.0, 0.9, 1.1)]
+    assert losses[0] == min(losses), "the softmax of left-out scores is calibrated"
+
+
+def test_the_generated_features_come_from_the_old_generator(lab):
+    made = lab("gfr", RIDGE)
+    made.learn(0)
+    made.begin(1)
+    generator, seen = made.method.generator, []
+    sample = generator.sample
+    generator.sample = lambda labels, normal: seen.append((labels, sample(labels, normal))) or seen[-1][1]
+    made.works(1)
+    (labels, generated), stream = seen[0], made.method.stream("refit")
+    codes = torch.randn(len(labels), 5, generator=stream.torch_generator("replay codes"))
+    with torch.no_grad():
+        torch.testing.assert_close(generated, generator.old.network.decode(codes, labels))
+    assert not generated.requires_grad
+
+
+def test_it_follows_every_task_and_the_next_one_starts_from_it(lab):
+    made = lab("etag", RIDGE)
+    made.begin(0)
+    before = made.method.solver.head.weight.detach().clone()
+    assert list(made.works(0)) == ["solver", "features", "generator"]
+    assert not torch.equal(made.method.solver.head.weight, before)
+    made.learn(1)
+    assert made.method.solver.head.block_sizes == [3, 2]
+    assert made.method.generate_features(torch.tensor([0, 4])).shape == (2, 32)
+
+
+def test_with_a_frozen_backbone_the_solver_is_not_trained_and_the_base_task_equals_ridge(lab):
+    def frozen(name, options):
+        made = lab(name, options)
+        made.context = replace(made.context, model=made.context.model.model_copy(update={"train": "head"}))
+        made.method = type(made.method)(made.method.options, made.context)
+        return made
+
+    computed, ridge = frozen("gfr", RIDGE), frozen("ridge", {})
+    for made in (computed, ridge):
+        made.learn(0)
+    computed.begin(1)
+    assert list(computed.works(1)) == ["features", "generator"]
+    rule, weight = ridge.method.rule, computed.method.teacher.network.head.weight
+    torch.testing.assert_close(weight / weight.norm(), rule.weight / rule.weight.norm(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_name_or_options_of_training_choose_how(lab):
+    options = METHODS["gfr"].Options
+    assert options(name="gfr", refit="ridge").refit == RidgeRefit()
+    assert options(name="gfr", refit={"steps": 7}).refit == TrainedRefit(steps=7)
+    assert lab("gfr", {"refit": {"kind": "train", "steps": 7}}).method.options.refit.steps == 7
+    settings = ["method.refit=ridge"]
+    assert resolve("learn-pretrained", {"method": "gfr"}, settings).method.refit == RidgeRefit()
+    assert resolve("learn-pretrained", {"method": "gfr"}, ["method.refit.steps=7"]).method.refit.steps == 7
+    with pytest.raises(EtagError, match=r"unknown option 'method.refit.stepz': did you mean 'steps'"):
+        resolve(given={"method": "gfr"}, settings=["method.refit.stepz=7"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"generator": "prototypes"}, "choose generator=cvae or wgan"),
+        ({"head": {"bias": False}}, "set head to its defaults"),
+        ({"head": {"growth": "fixed"}}, "set head to its defaults"),
+    ],
+    ids=str,
+)
+def test_what_it_does_not_work_with(changes, words):
+    with pytest.raises(ValidationError, match=words):
+        METHODS["gfr"].Options(name="gfr", **RIDGE, **changes)

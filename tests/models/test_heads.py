@@ -277,3 +277,11 @@ def test_removing_a_class_leaves_the_rows_of_the_others():
     torch.testing.assert_close(head(FEATURES), before[:, [0, 2, 4, 5]])
     head.remove_rows(2, 2)
     assert head.block_sizes == [2]
+
+
+def test_all_rows_are_assigned_over_blocks():
+    head = grown(2, 3)
+    weight, bias = torch.arange(25.0).view(5, 5), torch.arange(5.0)
+    head.assign(weight, bias)
+    torch.testing.assert_close(head(FEATURES), FEATURES @ weight.T + bias)
+    assert head.block_sizes == [2, 3]

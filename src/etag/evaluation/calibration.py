@@ -1,30 +1,11 @@
 """Calibration: whether probabilities agree with how often predictions are right."""
 
-import math
-
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
-from torch.nn import functional
 
 BINS = 15
-
-
-def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The divisor of log-probabilities with the lowest cross-entropy, classes weighted equally (Guo et al., 2017). The
-    labels are smoothed by 1 / (images + 2), as Platt (1999) does: that a few images are all right does not mean that
-    every prediction is certain."""
-    counts = labels.bincount(minlength=scores.shape[1]).to(scores)
-    weights = (1 / counts)[labels]
-
-    def loss(log_temperature: float) -> float:
-        scaled = scores / math.exp(log_temperature)
-        losses = functional.cross_entropy(scaled, labels, reduction="none", label_smoothing=1 / (len(labels) + 2))
-        return float((weights * losses).sum())
-
-    return math.exp(minimize_scalar(loss, bounds=(math.log(0.05), math.log(20)), method="bounded").x)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from etag.evaluation.calibration import fit_temperature
 from etag.learner.versions import Lesson, ModelInfo
+from etag.losses.temperature import fit_temperature
 from etag.methods.abilities import GeneratesFeatures, MeasuresFamiliarity
 from etag.methods.base import AnyMethod
 

@@ -57,7 +57,7 @@ class DgrOptions(MethodOptions):
         ImageVariationalOptions(), description="cvae or wgan, by `kind` or by name alone"
     )
 
-    _by_kind = field_validator("generator", mode="before")(options_by_kind)
+    _by_kind = field_validator("generator", mode="before")(options_by_kind("cvae"))
 
 
 INFO = MethodInfo(

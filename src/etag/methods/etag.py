@@ -11,19 +11,19 @@ import torch
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 from torch import Tensor
 
-from etag.core.options import TrainOptions
 from etag.core.outputs import require
 from etag.core.random import Stream
 from etag.core.scenario import Task
-from etag.core.work import ParameterGroup, Phase, Plan, Term
+from etag.core.work import Plan, Term
 from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.adversarial import AdversarialOptions
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.embedding import EmbeddingOptions
 from etag.methods.parts.fidelity import FidelityOptions
-from etag.methods.parts.generators import HeadObjective, options_by_kind, replay_term
+from etag.methods.parts.generators import normal_sampler, options_by_kind, replay_term
 from etag.methods.parts.prototypes import PrototypeOptions
+from etag.methods.parts.refit import RidgeRefit, TrainedRefit, head_phase
 from etag.methods.parts.variational import VariationalOptions
 from etag.methods.registry import method
 
@@ -46,23 +46,35 @@ class EtagOptions(MethodOptions):
     lambda_vae: NonNegativeFloat | None = Field(
         None, description="weight of Eq. (7), likeness to the old VAE; null: old / new classes"
     )
-    refit: TrainOptions | None = Field(
+    refit: TrainedRefit | RidgeRefit | None = Field(
         None,
-        description="after each task but the base one, train the head alone once more, on features of new "
-        "images and generated ones, weighted as in Eq. (5)",
+        discriminator="kind",
+        description="fit the head alone once more, to features of new images and generated ones. Options of training: "
+        "train it after each task but the base one, weighted as in Eq. (5). ridge: compute it after each task by ridge "
+        "regression, equally many features per class, in place of training if the backbone is frozen",
     )
     generator: GeneratorOptions = Field(
         VariationalOptions(), description="cvae, wgan or prototypes, by `kind` or by name alone"
     )
     fidelity: FidelityOptions = Field(FidelityOptions(), description="paper or authors' release")
 
-    _by_kind = field_validator("generator", mode="before")(options_by_kind)
+    _generator_by_kind = field_validator("generator", mode="before")(options_by_kind("cvae"))
+    _refit_by_kind = field_validator("refit", mode="before")(options_by_kind("train"))
 
     @model_validator(mode="after")
-    def _only_a_vae_is_guided(self) -> Self:
+    def _check(self) -> Self:
         if self.guidance and self.generator.kind != "cvae":
             raise ValueError(f"guidance needs the conditional VAE: set guidance=false with {self.generator.kind}")
+        if self.computes_head and self.generator.kind == "prototypes":
+            raise ValueError("refit=ridge needs features that vary: choose generator=cvae or wgan")
+        if self.computes_head and (self.head.growth == "fixed" or not self.head.bias):
+            raise ValueError("refit=ridge computes a head for the seen classes, with a bias: set head to its defaults")
         return self
+
+    @property
+    def computes_head(self) -> bool:
+        """Whether the head is computed after each task: what it was trained to is then replaced."""
+        return isinstance(self.refit, RidgeRefit)
 
 
 INFO = MethodInfo(
@@ -91,27 +103,27 @@ class ETag(Method[EtagOptions]):
     def build(self, stream: Stream) -> None:
         """Solver and generator."""
         super().build(stream)
-        size, placement = self.solver.backbone.feature_size, self.context.placement
-        self.add_generator(self.options.generator.create(size, stream, placement, self.options.fidelity))
+        o, backbone, placement = self.options, self.solver.backbone, self.context.placement
+        size, signed = backbone.feature_size, backbone.signed
+        self.add_generator(o.generator.create(size, stream, placement, o.fidelity, signed=signed))
 
     def phases(self, task: Task) -> Plan:
         """Algorithm 1: train the solver; compute its features; train the generator on them."""
-        yield self.solver_phase(task, self.solver_terms(task))
-        generator = require(self.generator)
+        o, generator, head, placement = self.options, require(self.generator), self.solver.head, self.context.placement
+        if not (o.computes_head and self.solver.backbone.is_frozen):  # otherwise nothing would remain of the training
+            yield self.solver_phase(task, self.solver_terms(task))
         yield from generator.follow(task, self.teacher, self.solver, self.pass_batches, self.stream("drift"))
-        refit = self.options.refit if task.index else None
+        refit = o.refit if o.refit is not None and o.refit.applies_to(task) else None
         learns = generator.trains_in(task, self.context.classes)
         if refit is None and not learns:
             return
         result = yield self.features_pass("features", task.train, generator.augmented_passes)
         features = CachedFeatures.from_pass(result, len(task.train))
         if refit is not None:
-            yield self.refit_phase(
-                task, features, refit, self.weight(self.options.lambda_ce, task), self.stream("refit")
-            )
+            weight = self.weight(o.lambda_ce, task)
+            yield from refit.plan(head, generator, task, features, weight, self.stream("refit"), placement)
         if learns:
-            weights = self.generator_weights(task)
-            yield from generator.learn(task, features, weights, self.solver.head, self.stream())
+            yield from generator.learn(task, features, self.generator_weights(task), head, self.stream())
 
     def solver_terms(self, task: Task) -> list[Term]:
         """Eq. (8) at the base task, Eq. (9) after it."""
@@ -156,29 +168,20 @@ class ETag(Method[EtagOptions]):
         """A weight lambda: as given, or m_old / m_new, the number of old classes per new class."""
         return self.options.fidelity.class_ratio(task) if option is None else option
 
-    def refit_phase(
-        self, task: Task, features: CachedFeatures, training: TrainOptions, weight: float, stream: Stream
-    ) -> Phase:
-        """Train the head alone on cached features of the task's images and on generated ones."""
-        head, training = self.solver.head, training.for_task(task.index)
-        objective = HeadObjective(head, require(self.generator), task, weight)
-        batches = features.batches(training, stream, self.context.placement)
-        return Phase("head", objective, batches, (ParameterGroup(list(head.parameters())),), training)
-
     # -- more than the paper ---------------------------------------------------------------------------------------
 
     def update(self, task: Task, number: int) -> Plan:
         """Learn more images of known classes: train head and generator on their features and generated ones."""
-        generator, stream = require(self.generator), self.stream("update", number)
-        training = generator.update_training
+        generator, head, stream = require(self.generator), self.solver.head, self.stream("update", number)
+        training, placement = generator.update_training, self.context.placement
         generator.begin_task(task)
         result = yield self.features_pass("features", task.train, generator.augmented_passes)
         features = CachedFeatures.from_pass(result, len(task.train))
-        yield self.refit_phase(task, features, training, 1.0, stream.child("head"))
+        yield head_phase(head, generator, task, features, training, 1.0, stream.child("head"), placement)
         updated = len(set(features.labels.tolist()))
         weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance)}
         weights["match"] = max(1, task.num_seen - updated) / updated  # as lambda_vae: other classes per updated class
-        yield from generator.learn(task, features, weights, self.solver.head, stream)
+        yield from generator.learn(task, features, weights, head, stream)
 
     @property
     def cannot_continue_after_run(self) -> bool:
@@ -192,10 +195,6 @@ class ETag(Method[EtagOptions]):
     @torch.no_grad()
     def generate_features(self, labels: Tensor) -> Tensor | None:
         """Features of these classes from the current generator; None for prototypes."""
-        stream = self.stream("generated features")
-        device = self.context.placement.device
-
-        def normal(purpose: str, size: int) -> Tensor:
-            return torch.randn(len(labels), size, generator=stream.torch_generator(purpose)).to(device)
-
+        stream, device = self.stream("generated features"), self.context.placement.device
+        normal = normal_sampler(stream, len(labels), device)
         return require(self.generator).sample(labels.to(device), normal)

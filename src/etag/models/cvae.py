@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from etag.models.feature_scale import FeatureNetwork
 from etag.models.modules import StoredTensors
 
 
@@ -45,8 +46,9 @@ class DecoderNoise(StoredTensors):
     means: Tensor
     factor: Tensor  # factor @ factor.T is the covariance
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, signed: bool = False) -> None:
         super().__init__()
+        self._signed = signed
         self.store(means=torch.empty(0, features), factor=torch.zeros(features, features))
 
     def learn(self, means: Tensor, covariance: Tensor) -> None:
@@ -63,20 +65,29 @@ class DecoderNoise(StoredTensors):
         self.store(means=torch.cat([self.means[:label], self.means[label + 1 :]]))
 
     def added(self, generated: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """Return generated features plus random errors, clamped at 0; `noise` is standard normal."""
-        return functional.relu(generated + self.means[labels] + noise @ self.factor.T)
+        """Return generated features plus random errors, clamped at 0 unless signed; `noise` is standard normal."""
+        features = generated + self.means[labels] + noise @ self.factor.T
+        return features if self._signed else functional.relu(features)
 
 
-class ConditionalVAE(nn.Module):
+class ConditionalVAE(FeatureNetwork):
     """Encoder q(z | f, y) and decoder p(f | y, z), with two hidden layers each. The output ends in a ReLU, since
-    features are not negative; with `bounded` it ends in a sigmoid, for pixels. With `decoder_noise` the statistics of
-    the decoder's errors are stored too."""
+    features are not negative, unless they are `signed`; with `bounded` it ends in a sigmoid, for pixels. With
+    `standardize`, encoder and decoder work on standardized features, but `encode` takes and `decode` returns features
+    on their original scale. With `decoder_noise` the statistics of the decoder's errors are stored too."""
 
     def __init__(
-        self, features: int, latent: int = 200, hidden: int = 512, bounded: bool = False, decoder_noise: bool = False
+        self,
+        features: int,
+        latent: int = 200,
+        hidden: int = 512,
+        bounded: bool = False,
+        decoder_noise: bool = False,
+        standardize: bool = False,
+        signed: bool = False,
     ) -> None:
-        super().__init__()
-        self.decoder_noise = DecoderNoise(features) if decoder_noise else None
+        super().__init__(features, standardize, signed)
+        self.decoder_noise = DecoderNoise(features, signed) if decoder_noise else None
         self.latent, self._bounded = latent, bounded
         self.encoder_in = ConditionalLinear(features, hidden)
         self.encoder = nn.Linear(hidden, hidden)
@@ -100,6 +111,7 @@ class ConditionalVAE(nn.Module):
 
     def encode(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance of q(z | f, y), each (rows, latent)."""
+        features = self.standardized(features)
         hidden = functional.relu(self.encoder(functional.relu(self.encoder_in(features, labels))))
         return self.mean(hidden), self.log_variance(hidden)
 
@@ -107,4 +119,4 @@ class ConditionalVAE(nn.Module):
         """Return the generated feature for each latent code and label: (rows, features)."""
         hidden = functional.relu(self.decoder(functional.relu(self.decoder_in(latent, labels))))
         output: Tensor = self.decoder_out(hidden)
-        return output.sigmoid() if self._bounded else functional.relu(output)
+        return output.sigmoid() if self._bounded else self.restored(output)

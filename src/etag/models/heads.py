@@ -96,6 +96,14 @@ class LinearHead(Rebuildable):
         """The rows of all blocks."""
         return torch.cat([block.weight for block in self.blocks])
 
+    @torch.no_grad()
+    def assign(self, weight: Tensor, bias: Tensor) -> None:
+        """Set all rows and their bias."""
+        sizes = self.block_sizes
+        for block, rows, values in zip(self.blocks, torch.split(weight, sizes), torch.split(bias, sizes), strict=True):
+            block.weight.copy_(rows)
+            block.bias.copy_(values)
+
     @property
     def parameters_without_old_rows(self) -> list[nn.Parameter]:
         """The parameters that train while old classes are frozen: the last block's, and those outside all blocks."""

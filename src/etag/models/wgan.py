@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.cvae import ConditionalLinear
+from etag.models.feature_scale import FeatureNetwork
 from etag.models.initial import build
 from etag.models.modules import Modules
 
@@ -26,7 +27,7 @@ def _leaky(x: Tensor) -> Tensor:
 
 
 class Generator(nn.Module):
-    """Generates a feature from a latent code and a class; its output ends in a ReLU, as features are not negative."""
+    """Generates a feature from a latent code and a class, but for the last activation."""
 
     def __init__(self, features: int, latent: int, hidden: int) -> None:
         super().__init__()
@@ -35,9 +36,9 @@ class Generator(nn.Module):
         self.last = _NormalLinear(hidden, features)
 
     def forward(self, latent: Tensor, labels: Tensor) -> Tensor:
-        """Return one generated feature per row: (rows, features)."""
-        hidden = _leaky(self.second(_leaky(self.first(latent, labels))))
-        return functional.relu(self.last(hidden))
+        """Return one output per row: (rows, features)."""
+        output: Tensor = self.last(_leaky(self.second(_leaky(self.first(latent, labels)))))
+        return output
 
 
 class Critic(nn.Module):
@@ -62,11 +63,15 @@ class Critic(nn.Module):
         return scores
 
 
-class ConditionalWGAN(nn.Module):
-    """The generator and the critic that trains it."""
+class ConditionalWGAN(FeatureNetwork):
+    """The generator and the critic that trains it. Generated features end in a ReLU, since features are not negative,
+    unless they are `signed`. With `standardize` both networks work on standardized features, but `decode` returns
+    features on their original scale."""
 
-    def __init__(self, features: int, latent: int = 200, hidden: int = 512) -> None:
-        super().__init__()
+    def __init__(
+        self, features: int, latent: int = 200, hidden: int = 512, standardize: bool = False, signed: bool = False
+    ) -> None:
+        super().__init__(features, standardize, signed)
         self.latent = latent
         self.generator, self.critic = Generator(features, latent, hidden), Critic(features, hidden)
 
@@ -77,5 +82,4 @@ class ConditionalWGAN(nn.Module):
 
     def decode(self, latent: Tensor, labels: Tensor) -> Tensor:
         """Return the generated feature for each latent code and label: (rows, features)."""
-        generated: Tensor = self.generator(latent, labels)
-        return generated
+        return self.restored(self.generator(latent, labels))

@@ -129,7 +129,7 @@ def test_it_has_the_classes_that_the_head_has(lab, growth, rows):
     ids=str,
 )
 def test_a_kind_alone_stands_for_its_options_and_no_kind_for_the_vae(given, options):
-    assert options_by_kind(given) == options
+    assert options_by_kind("cvae")(given) == options
 
 
 # -- the common interface --------------------------------------------------------------------------

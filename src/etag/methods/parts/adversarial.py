@@ -43,10 +43,14 @@ class AdversarialOptions(NetworkOptions):
         stream: Stream,
         placement: Placement,
         _: FidelityOptions,
-        pixels: bool = False,  # noqa: ARG002
+        pixels: bool = False,
+        signed: bool = False,
     ) -> "AdversarialGenerator":
         """The generator of vectors of this size."""
-        return AdversarialGenerator(self, lambda: ConditionalWGAN(size, self.latent, self.hidden), stream, placement)
+        self.check_vectors(pixels)
+        return AdversarialGenerator(
+            self, lambda: ConditionalWGAN(size, self.latent, self.hidden, self.standardize, signed), stream, placement
+        )
 
 
 class AdversarialGenerator(NetworkGenerator[AdversarialOptions, ConditionalWGAN]):
@@ -74,22 +78,20 @@ class AdversarialObjective(nn.Module):
     def forward(self, batch: Batch, group: str) -> Terms:
         """The weighted terms of one parameter group; `batch.inputs` are features."""
         codes = batch.draws.normal(f"{group} codes", batch.total, self.gan.latent)
-        generated = self.gan.decode(codes, batch.labels)
+        generated = self.gan.standardized(self.gan.decode(codes, batch.labels))
         if group == "critic":
-            generated = generated.detach()
-            distance = critic_loss(
-                self.gan.critic(batch.inputs, batch.labels), self.gan.critic(generated, batch.labels)
-            )
-            return {"wasserstein": distance, "penalty": self._options.penalty * self._penalty(batch, generated)}
+            generated, real = generated.detach(), self.gan.standardized(batch.inputs)
+            distance = critic_loss(self.gan.critic(real, batch.labels), self.gan.critic(generated, batch.labels))
+            return {"wasserstein": distance, "penalty": self._options.penalty * self._penalty(batch, real, generated)}
         terms = {"generated": -self.gan.critic(generated, batch.labels).mean()}
         if self._match:
             terms["match"] = self._match * self._distance_to_old(batch)
         return terms
 
-    def _penalty(self, batch: Batch, generated: Tensor) -> Tensor:
+    def _penalty(self, batch: Batch, real: Tensor, generated: Tensor) -> Tensor:
         between_weight = batch.draws.uniform("between", batch.total, 1)
         with torch.enable_grad():  # the penalty is computed from a gradient, also where the caller turned gradients off
-            between = (batch.inputs + between_weight * (generated - batch.inputs)).requires_grad_()
+            between = (real + between_weight * (generated - real)).requires_grad_()
             return gradient_penalty(self.gan.critic(between, batch.labels), between)
 
     def _distance_to_old(self, batch: Batch) -> Tensor:
@@ -100,4 +102,5 @@ class AdversarialObjective(nn.Module):
         with torch.no_grad():
             target = require(self.old).network.decode(codes, labels)
         processes = batch.total / len(batch.labels)
-        return processes * squared_error(self.gan.decode(codes, labels), target, half=False, mean_over_rows=False)
+        decoded, target = (self.gan.standardized(features) for features in (self.gan.decode(codes, labels), target))
+        return processes * squared_error(decoded, target, half=False, mean_over_rows=False)

@@ -30,6 +30,11 @@ from etag.models.wgan import ConditionalWGAN
 NormalSampler = Callable[[str, int], Tensor]  # (purpose, columns) -> standard normal draws
 
 
+def normal_sampler(stream: Stream, rows: int, device: torch.device) -> NormalSampler:
+    """Draws of `rows` rows from a stream, by purpose."""
+    return lambda purpose, size: torch.randn(rows, size, generator=stream.torch_generator(purpose)).to(device)
+
+
 class GeneratorTrainOptions(TrainOptions):
     """Training of a generator: Adam with learning rate 1e-4, no weight decay."""
 
@@ -48,6 +53,16 @@ class NetworkOptions(Options):
         10, description="augmented passes over the images whose features are cached; each epoch uses one, in turn"
     )
     last_task: bool = Field(True, description="train the generator in the last task too (Algorithm 1)")
+    standardize: bool = Field(
+        False,
+        description="train on features that are standardized by their mean and deviation in the base task; generated "
+        "features are mapped back. For pre-trained backbones, whose features differ widely in scale",
+    )
+
+    def check_vectors(self, pixels: bool) -> None:
+        """Raise an error if images are to be generated with an option that is for features."""
+        if pixels and self.standardize:
+            raise EtagError("generator.standardize is for features, not for images: leave it out.")
 
 
 class FeatureGenerator(ABC):
@@ -162,7 +177,9 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
     def learn(
         self, task: Task, features: CachedFeatures, weights: dict[str, float], head: nn.Module, stream: Stream
     ) -> Plan:
-        """One training phase."""
+        """One training phase. The base task's features give the scale of all."""
+        if task.index == 0 and self.network.scale is not None:
+            self.network.scale.fit(features.all_features)
         yield self.phase(task, features, weights, head, stream.child("generator"))
 
     @property
@@ -198,8 +215,12 @@ class HeadObjective(nn.Module):
         }
 
 
-def options_by_kind(value: Any) -> Any:
-    """Accept the kind of a generator alone in place of its options; without a kind it is the conditional VAE."""
-    if isinstance(value, str):
-        return {"kind": value}
-    return {"kind": "cvae"} | value if isinstance(value, dict) else value
+def options_by_kind(default: str) -> Callable[[Any], Any]:
+    """A validator that accepts a kind alone in place of its options, and takes options without a kind for `default`."""
+
+    def complete(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"kind": value}
+        return {"kind": default} | value if isinstance(value, dict) else value
+
+    return complete

@@ -65,7 +65,14 @@ class PrototypeOptions(Options):
         None, description="learned drift compensation of the means (LDC); null: they stay as they were first"
     )
 
-    def create(self, size: int, _: Stream, placement: Placement, __: FidelityOptions) -> "PrototypeGenerator":
+    def create(
+        self,
+        size: int,
+        _: Stream,
+        placement: Placement,
+        __: FidelityOptions,
+        signed: bool = False,  # noqa: ARG002
+    ) -> "PrototypeGenerator":
         """Empty prototypes of this size."""
         return PrototypeGenerator(self, size, placement)
 

@@ -30,12 +30,19 @@ class VariationalOptions(NetworkOptions):
     )
 
     def create(
-        self, size: int, stream: Stream, placement: Placement, fidelity: FidelityOptions, pixels: bool = False
+        self,
+        size: int,
+        stream: Stream,
+        placement: Placement,
+        fidelity: FidelityOptions,
+        pixels: bool = False,
+        signed: bool = False,
     ) -> "VariationalGenerator":
         """The generator of vectors of this size."""
+        self.check_vectors(pixels)
         if pixels and self.decoder_noise:
             raise EtagError("generator.decoder_noise is for features, not for images: leave it out.")
-        return VariationalGenerator(self, size, stream, placement, fidelity, pixels)
+        return VariationalGenerator(self, size, stream, placement, fidelity, pixels, signed)
 
 
 class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE]):
@@ -49,9 +56,13 @@ class VariationalGenerator(NetworkGenerator[VariationalOptions, ConditionalVAE])
         placement: Placement,
         fidelity: FidelityOptions,
         pixels: bool,
+        signed: bool,
     ) -> None:
         super().__init__(
-            o, lambda: ConditionalVAE(size, o.latent, o.hidden, pixels, o.decoder_noise), stream, placement
+            o,
+            lambda: ConditionalVAE(size, o.latent, o.hidden, pixels, o.decoder_noise, o.standardize, signed),
+            stream,
+            placement,
         )
         self.fidelity, self.pixels = fidelity, pixels
 
@@ -138,6 +149,7 @@ class VariationalObjective(nn.Module):
     def _reconstruction(self, decoded: Tensor, target: Tensor) -> Tensor:
         if self._pixels:
             return pixel_cross_entropy(decoded, target)
+        decoded, target = self.vae.standardized(decoded), self.vae.standardized(target)
         return squared_error(decoded, target, half=self._fidelity.reconstruction == "half")
 
     def _decode(self, codes: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -150,7 +162,8 @@ class VariationalObjective(nn.Module):
         """Eq. (7). match_reduction=batch_sum sums over the global batch: DDP averages, so we multiply by
         `processes`."""
         with torch.no_grad():
-            target = require(self.old).network.decode(codes, labels)
+            target = self.vae.standardized(require(self.old).network.decode(codes, labels))
+        decoded = self.vae.standardized(decoded)
         factor = self._fidelity.match_factor
         if self._fidelity.match_reduction == "mean":
             return factor * squared_error(decoded, target)

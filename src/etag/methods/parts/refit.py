@@ -1,0 +1,111 @@
+"""Fitting the head once more, to features of new images and generated features of old classes (option `refit`)."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional
+
+from etag.core.options import Options, TrainOptions
+from etag.core.random import Placement, Stream
+from etag.core.scenario import Task
+from etag.core.work import ParameterGroup, Phase, Plan
+from etag.losses.temperature import fit_temperature
+from etag.methods.parts.cached_features import CachedFeatures
+from etag.methods.parts.generators import FeatureGenerator, HeadObjective, normal_sampler
+from etag.methods.parts.penalty import PENALTIES, ridge_problem
+from etag.methods.parts.statistics import ClassStatistics, class_sums
+from etag.models.heads import LinearHead
+
+
+class TrainedRefit(TrainOptions):
+    """The head is trained."""
+
+    kind: Literal["train"] = Field("train", description="the head is trained by these options")
+
+    def applies_to(self, task: Task) -> bool:
+        """Whether the head is refitted after this task: not after the base task, whose images it has just learned."""
+        return task.index > 0
+
+    def plan(
+        self,
+        head: LinearHead,
+        generator: FeatureGenerator,
+        task: Task,
+        features: CachedFeatures,
+        weight: float,
+        stream: Stream,
+        placement: Placement,
+    ) -> Plan:
+        """Train the head; `weight` is that of generated features."""
+        yield head_phase(head, generator, task, features, self, weight, stream, placement)
+
+
+class RidgeRefit(Options):
+    """The head is computed by ridge regression, without training."""
+
+    kind: Literal["ridge"] = Field("ridge", description="the head is computed by ridge regression")
+
+    def applies_to(self, task: Task) -> bool:  # noqa: ARG002
+        """Always true: it costs little, and so the head is on the same scale after every task."""
+        return True
+
+    @torch.no_grad()
+    def plan(
+        self,
+        head: LinearHead,
+        generator: FeatureGenerator,
+        task: Task,
+        features: CachedFeatures,
+        weight: float,  # noqa: ARG002
+        stream: Stream,
+        placement: Placement,
+    ) -> Plan:
+        """Compute the head from one pass of the new features, and from as many generated features of each old class
+        as a new class has on average. (Of several passes the images would be the same, so that leaving one out would
+        not show how new images fare.)"""
+        real, labels = features.features[0], features.labels
+        per_class = max(1, round(len(labels) / task.num_new))
+        old = torch.arange(task.num_old).repeat_interleave(per_class).to(labels)
+        if len(old):
+            generated = generator.sample(old, normal_sampler(stream, len(old), placement.device))
+            assert generated is not None  # EtagOptions allows ridge only with generators that have samples
+            real, labels = torch.cat([generated, real]), torch.cat([old, labels])
+        fit_ridge(head, real.double(), labels)
+        yield from ()
+
+
+def fit_ridge(head: LinearHead, features: torch.Tensor, labels: torch.Tensor) -> None:
+    """Set a head to the ridge regression of one-hot labels on features, with the penalty of the smallest leave-one-out
+    error. Its scores would be near 0 and 1, and their softmax near uniform: weights and bias are multiplied by the
+    factor with which the leave-one-out scores have the lowest cross-entropy. So the softmax gives calibrated
+    probabilities, and the losses of the next task, and the guidance, begin near their minimum."""
+    classes = head.outputs
+    statistics = ClassStatistics(features.shape[1]).to(features.device)
+    statistics.grow(classes)
+    statistics.add(range(classes), class_sums(features, labels, range(classes)))
+    problem = ridge_problem(statistics)
+    penalty, errors = min(
+        zip(PENALTIES, problem.left_out_errors(features, labels, PENALTIES), strict=True),
+        key=lambda candidate: float(candidate[1].square().sum()),
+    )
+    weight, bias = problem.solution(penalty)
+    temperature = fit_temperature(functional.one_hot(labels, classes) - errors, labels)
+    head.assign(weight / temperature, bias / temperature)
+
+
+def head_phase(
+    head: LinearHead,
+    generator: FeatureGenerator,
+    task: Task,
+    features: CachedFeatures,
+    training: TrainOptions,
+    weight: float,
+    stream: Stream,
+    placement: Placement,
+) -> Phase:
+    """Train the head alone on cached features of the task's images and on generated ones, which have this weight."""
+    training = training.for_task(task.index)
+    objective = HeadObjective(head, generator, task, weight)
+    batches = features.batches(training, stream, placement)
+    return Phase("head", objective, batches, (ParameterGroup(list(head.parameters())),), training)
