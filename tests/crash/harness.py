@@ -28,7 +28,22 @@ from etag.engine.engine import Engine
 from etag.experiments.run_directory import RunDirectory
 from etag.learner.model_directory import ModelDirectory
 
-METHODS = ("etag", "elucir", "lwm", "podnet", "abd", "dgr", "gc", "bir", "eewc")
+METHODS = (
+    "etag",
+    "elucir",
+    "lwm",
+    "podnet",
+    "abd",
+    "dgr",
+    "gc",
+    "bir",
+    "eewc",
+    "ridge",
+    "fecam",
+    "fetril",
+    "ldc",
+    "efc",
+)
 RUN = {
     "split": "b4-3x2",
     "data.train_per_class": 30,
@@ -46,6 +61,9 @@ OWN = {
     "dgr": {"method.generator.train.epochs": 2},
     "gc": {"method.features.passes": 1, "method.generator.train.steps": 12},
     "bir": {"method.features.passes": 1, "method.generator": {"hidden": 16, "train": {"steps": 12, "batch_size": 8}}},
+    "fetril": {"method.head_train": {"epochs": 2, "batch_size": 8}},
+    "ldc": {"method.drift": {"passes": 2, "train": {"steps": 12, "batch_size": 8}}},
+    "efc": {"method.rebalance": {"feature_passes": 2, "train": {"epochs": 2, "batch_size": 8}}},
 }
 LESSON = {
     "data.size": 8,
@@ -304,11 +322,15 @@ def cases(folder):
         learn(first, *words(LESSON)),
         learn(second, *words({"train.steps": 12, "runtime.checkpoint_seconds": 0})),
     )
+    frozen = {"data.size": 8, "model.width": 4, "train.batch_size": 16, "train.steps": 12, "train.base": {"steps": 12}}
+    ridge = ("--method", "ridge", "--from-scratch", *words(frozen | {"runtime.checkpoint_seconds": 0}))
     update = ("--update", *words({"runtime.checkpoint_seconds": 0}))
     known = [base, later]
     return {
         **{method: Case(method, folder, run(method), run_state) for method in METHODS},
         "learn": Case("learn", folder, later, model_state, [base], settled=lesson_count(2)),
+        # features of a frozen backbone are stored during the lesson, and deleted with it
+        "learn-ridge": Case("learn-ridge", folder, later, model_state, [learn(first, *ridge)], settled=lesson_count(2)),
         "first-learn": Case("first-learn", folder, base, model_state, settled=lesson_count(1)),
         "update": Case("update", folder, learn(more, *update), model_state, known, settled=lesson_count(3)),
         "forget": Case("forget", folder, lambda root: ["forget", root, "digit 1"], model_state, known),

@@ -9,6 +9,7 @@ from etag.core.evaluation import Evaluation
 from etag.data.preprocess import Preprocess
 from etag.learner.calibration import calibrate
 from etag.learner.versions import Lesson, ModelInfo
+from etag.methods.abilities import UpdatesExactly
 from etag.models.familiarity import Familiarity
 
 WITH_STATISTICS = SimpleNamespace(familiarity=Familiarity(4))
@@ -83,3 +84,21 @@ def test_the_learner_saves_the_thresholds_of_all_lessons(course, monkeypatch):
     assert about.threshold == pytest.approx(weighted / sum(images))
     made.learn(2)
     assert made.directory.about().history[-1].threshold is None, "not calibrated"
+
+
+@pytest.mark.parametrize(("method", "learned"), [("ridge", True), ("fetril", False)])
+def test_a_head_in_closed_form_learns_the_held_out_images_afterwards(course, method, learned):
+    made = course(method)
+    task = made.scenario.tasks[0]
+    learner = made.learn(0, calibrate=True)
+    assert isinstance(learner.method, UpdatesExactly) == learned
+    if learned:
+        assert learner.method.statistics.count.sum() == len(task.train) + len(task.test)
+    assert made.directory.about().history[0].evaluation == made_without(course, method)
+
+
+def made_without(course, method):
+    """The evaluation of the same task by a learner that learns no held-out image."""
+    made = course(method, "without")
+    made.learn(0)
+    return made.directory.about().history[0].evaluation

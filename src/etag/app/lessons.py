@@ -32,7 +32,7 @@ from etag.learner.model_directory import ModelDirectory
 from etag.learner.pretrained import default_is_installed
 from etag.learner.stopping import Stop
 from etag.learner.versions import Lesson, ModelInfo, Name
-from etag.methods.abilities import CanForget
+from etag.methods.abilities import CanForget, UpdatesExactly
 from etag.methods.base import AnyMethod
 from etag.methods.registry import METHODS
 
@@ -49,6 +49,7 @@ class LessonResult:
     calibration: Calibration
     lesson: Lesson
     about: ModelInfo
+    learned_held_out: bool  # whether the held-out images were learned too, after they were evaluated
 
 
 def learn_folder(
@@ -220,7 +221,8 @@ def learn(
         places = {name: after.classes.index(name) for name in images.names}
         rows = {name: evaluation.confusion[place] for name, place in places.items()}
         per_class = {name: (row[places[name]], sum(row)) for name, row in rows.items()}
-        results.append(LessonResult(per_class, suspects, learner.calibration, after.history[-1], after))
+        exact = isinstance(method, UpdatesExactly)
+        results.append(LessonResult(per_class, suspects, learner.calibration, after.history[-1], after, exact))
 
     launch(options, work)
     return results[0]

@@ -107,6 +107,7 @@ def _print_result(model: Path, result: "LessonResult") -> None:
         echo(
             f"{kind} classes: {right / images:.1%} of {images} held-out images are classified correctly "
             f"({interval(right, images)}; all known classes compete)"
+            + (". Then the model learned these images, too:" if result.learned_held_out else "")
         )
     for name, (right, images) in result.per_class.items():
         if images:

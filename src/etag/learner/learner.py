@@ -25,7 +25,7 @@ from etag.learner.features import FeatureStore
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.stopping import Stop
 from etag.learner.versions import Lesson, ModelInfo, Name
-from etag.methods.abilities import CanUpdate
+from etag.methods.abilities import CanUpdate, UpdatesExactly
 from etag.methods.base import AnyMethod
 
 
@@ -79,6 +79,9 @@ class Learner:
         for callback in self.callbacks if evaluation.images else ():
             callback.on_evaluation(task, evaluation)
         options.before_saving(self)
+        if options.calibrate and isinstance(self.method, UpdatesExactly) and len(task.test):
+            # nothing else needs the held-out images to be new any more
+            self.train(replace(task, train=task.test), update_number=len(self.about.history))
         self._save(task, options, evaluation, seconds, test_seconds)
         for callback in self.callbacks:
             callback.on_task_end(task)

@@ -18,6 +18,14 @@ class CanUpdate(Protocol):
 
 
 @runtime_checkable
+class UpdatesExactly(CanUpdate, Protocol):
+    """After `update` it is as if all images had been learned at once: it can learn held-out images, too, once they have
+    been evaluated."""
+
+    updates_exactly: bool
+
+
+@runtime_checkable
 class CanForget(Protocol):
     """Can remove a class from everything it stores."""
 

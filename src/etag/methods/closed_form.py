@@ -33,6 +33,7 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
     """Adds up statistics of the classes, and computes the rule from them (`fit`)."""
 
     has_e_variant: ClassVar[bool] = False
+    updates_exactly = True
     rule: PredictionRule
     familiarity: Familiarity
 
