@@ -54,6 +54,13 @@ def test_the_only_image_of_a_class_does_not_count():
     assert problem.spread == pytest.approx(((x - x.mean(0)) ** 2).sum() / len(x))
 
 
+def test_equal_features_have_a_solution():
+    problem = ridge_problem(statistics(torch.ones(CLASSES, SIZE), torch.arange(CLASSES)))
+    weight, bias = problem.solution(problem.spread)
+    np.testing.assert_allclose(weight, 0, atol=1e-12)
+    np.testing.assert_allclose(bias, 1 / CLASSES)
+
+
 def test_the_best_penalty_has_the_smallest_sum_of_errors():
     errors = PenaltyErrors()
     assert errors.best is None

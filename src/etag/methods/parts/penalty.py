@@ -53,8 +53,8 @@ class RidgeProblem:
     @property
     def spread(self) -> float:
         """The mean squared distance of the features to their mean: a penalty for classes of one image each, where no
-        leave-one-out error tells a better one."""
-        return float(self.gram.trace() / self.images)
+        leave-one-out error tells a better one. At least the smallest of `PENALTIES`: features may be equal."""
+        return max(float(self.gram.trace() / self.images), PENALTIES[0])
 
     @cached_property
     def eigen(self) -> tuple[Tensor, Tensor]:
