@@ -122,7 +122,7 @@ def test_a_model_keeps_what_it_started_with(copied, digits_folder, words):
     ("words", "says"),
     [
         (["--method", "joint"], "needs the images of all lessons"),
-        (["--set", "method.head.growth=fixed"], "how many classes will come"),
+        (["--from-scratch", "--set", "method.head.growth=fixed"], "how many classes will come"),
         (["--method", "etga"], "did you mean 'etag'"),
         (["--set", "train.setps=3"], "did you mean 'steps'"),
         (["--weights", "nowhere.pth"], "nowhere.pth"),
