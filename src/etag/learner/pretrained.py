@@ -2,7 +2,8 @@
 
 import importlib.util
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import cache
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from etag.core.files import require_regular_file
 from etag.core.images import ImageFormat
 from etag.learner import hugging_face
 from etag.learner.model_directory import ModelDirectory
-from etag.models.backbone import ModelOptions
+from etag.models.backbone import DEFAULT_BACKBONE, ModelOptions
 
 PACKAGE, HUB = "pkg:", hugging_face.HUB  # prefixes of a source of weights
 
@@ -83,14 +84,18 @@ class Located:
 def _digest(file: Path) -> str:
     try:
         require_regular_file(file)
-        with file.open("rb") as stream:
-            hashed = sha256()
-            while block := stream.read(1 << 20):
-                hashed.update(block)
+        facts = file.stat()
+        return _digest_of(file, facts.st_size, facts.st_mtime_ns)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise EtagError(f"the weights '{file}' cannot be read: {reason}; correct model.weights.") from error
-    return hashed.hexdigest()
+
+
+@cache
+def _digest_of(file: Path, size: int, changed: int) -> str:  # noqa: ARG001 (they tell whether the file is the same)
+    """Read once, although every run of a grid asks for it."""
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
 
 
 def locate(source: str) -> Located:
@@ -150,10 +155,11 @@ def _in_transformers(folder: Path) -> Located:
 
 def complete(options: ModelOptions) -> ModelOptions:
     """The options with everything filled in that the weights say of themselves, and their checksum."""
+    named = DEFAULT_BACKBONE if options.backbone == "auto" else options.backbone
     if options.weights is None:
-        return options
+        return options.model_copy(update={"backbone": named})
     located = locate(options.weights)
-    backbone = options.backbone if located.backbone is None else located.backbone
+    backbone = located.backbone or named
     if options.backbone not in ("auto", backbone):
         raise EtagError(
             f"the weights {options.weights} are those of {backbone}: set model.backbone={backbone}, or leave it out."

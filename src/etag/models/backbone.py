@@ -15,13 +15,15 @@ from etag.core.options import Options
 from etag.core.registry import Registry
 from etag.models.modules import Modules
 
-DEFAULT = "resnet18"
+DEFAULT_BACKBONE = "resnet18"
 
 
 class ModelOptions(Options):
     """The solver's backbone."""
 
-    backbone: str = Field("auto", description=f"name of the backbone; auto: that of the weights, else {DEFAULT}")
+    backbone: str = Field(
+        "auto", description=f"name of the backbone; auto: that of the weights, else {DEFAULT_BACKBONE}"
+    )
     width: PositiveInt | None = Field(
         None, description="channels of the first layer; the others scale with it; null: standard"
     )
@@ -169,7 +171,7 @@ BACKBONES: Registry[Callable[[ModelOptions, int, int], Backbone]] = Registry("ba
 
 def new_backbone(options: ModelOptions, channels: int, size: int, signed: bool = False) -> Backbone:
     """A backbone for square images of `size` pixels per side; its weights are those that its constructor draws."""
-    name = DEFAULT if options.backbone == "auto" else options.backbone
+    name = DEFAULT_BACKBONE if options.backbone == "auto" else options.backbone
     backbone = BACKBONES[name](options, channels, size)
     if size < backbone.min_side:
         stem = "model.stem=cifar or " if backbone.imagenet and options.weights is None else ""
