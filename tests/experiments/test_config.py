@@ -2,12 +2,12 @@ import pytest
 
 from etag.core.errors import EtagError
 from etag.experiments import recipes
-from etag.experiments.config import RunConfig, resolve, validate
+from etag.experiments.config import resolve, validate
 from etag.methods.etag import EtagOptions
 
 
 def test_the_defaults_are_the_papers():
-    config = RunConfig(method={"name": "etag"})
+    config = validate({"method": {"name": "etag"}})
     train, generator = config.train, config.method.generator.train
     assert (train.optimizer, train.lr, train.schedule, train.decay, train.decay_every) == (
         "adam",
@@ -32,7 +32,7 @@ def test_later_ones_win_recipe_then_options_then_settings():
 
 def test_without_a_recipe_the_one_named_after_the_data_is_taken_if_there_is_one():
     assert resolve(given={"data": "digits"}).model.width == 16
-    assert resolve(given={"data": "cifar100"}) == RunConfig(method={"name": "etag"}, data={"name": "cifar100"})
+    assert resolve(given={"data": "cifar100"}) == validate({"method": {"name": "etag"}, "data": {"name": "cifar100"}})
 
 
 def test_a_recipes_methods_section_is_for_the_method_that_is_run():

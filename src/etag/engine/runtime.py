@@ -19,6 +19,8 @@ class Runtime:
 
     def __init__(self, fabric: Fabric, options: RuntimeOptions | None = None) -> None:
         self.fabric, self.options = fabric, options or RuntimeOptions()
+        # the scale of gradients in half precision: every phase starts with it, also one that a new process starts
+        self.first_scale = fabric.strategy.precision.state_dict()
 
     @property
     def placement(self) -> Placement:

@@ -33,7 +33,7 @@ class Training:
 
     def run(self, checkpointer: Checkpointer | None = None) -> None:
         """Train to the end, continuing from a checkpoint if there is one."""
-        start = self._load(checkpointer.resume()) if checkpointer is not None else 0
+        start = self._load(checkpointer.resume() if checkpointer is not None else {})
         with compiled(self.phase.compilable if self.runtime.options.compile else ()):
             self._run_epochs(start, checkpointer)
         if self.plateau:
@@ -83,8 +83,9 @@ class Training:
         return state | {f"scaler.{name}": torch.tensor(value) for name, value in scaler.items()}
 
     def _load(self, state: dict[str, Tensor]) -> int:
-        """Restore a state; returns its number of steps."""
+        """Restore a state, or begin without one; returns its number of steps."""
         if not state:
+            self.fabric.strategy.precision.load_state_dict(self.runtime.first_scale)
             return 0
         for number, trainer in enumerate(self.trainers):
             trainer.load(_by_index(with_prefix(state, f"optimizer.{number}.")))
