@@ -1,6 +1,5 @@
 """`etag bench`: the runs of a grid by one command, with a table of their progress."""
 
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,12 +53,10 @@ def bench(
             status = execution.status(run)
             echo(f"{status.state:8} {run.name}  {status.reason}".rstrip())
         return
-    # the runs inherit it, and compute the features of a frozen backbone once for all of them
-    os.environ.setdefault("ETAG_FEATURES", str((execution.store / "features").absolute()))
     for number in (signal.SIGINT, signal.SIGTERM):  # some shells ignore these signals for background jobs
         signal.signal(number, signal.default_int_handler)
     try:
-        with _workers(on, address, jobs) as workers, _display() as display:
+        with _workers(on, address, jobs, execution.store / "features") as workers, _display() as display:
             runs = execution.execute(workers, display)
     except KeyboardInterrupt:
         echo("interrupted: the same command resumes from here.", err=True)
@@ -85,11 +82,11 @@ def _print_estimate(grid: "Grid", tflops: float) -> None:
 
 
 @contextmanager
-def _workers(on: str, address: str | None, jobs: int) -> "Iterator[Workers]":
+def _workers(on: str, address: str | None, jobs: int, features: Path) -> "Iterator[Workers]":
     if on == "local":
         from etag.experiments.local_workers import LocalWorkers
 
-        yield LocalWorkers(jobs)
+        yield LocalWorkers(jobs, features)
         return
     from etag.experiments.ray_workers import RayWorkers
 

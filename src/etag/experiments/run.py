@@ -104,7 +104,7 @@ def _learn(
         named = create_callbacks(config.runtime.callbacks, directory.path)
         callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, image_counts)]
     with closing_all(callbacks), stop.on_signals(print_line):
-        shared = os.environ.get("ETAG_FEATURES")  # set by `etag bench`
+        shared = os.environ.get("ETAG_FEATURES")  # `etag bench` sets it for its runs
         learner = Learner(
             method,
             runtime,

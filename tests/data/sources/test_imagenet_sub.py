@@ -55,7 +55,7 @@ def test_at_full_size_images_stay_in_files(imagenet):
     scenario, preprocess = imagenet(classes=10, size=None, memory=1)
     images = scenario.tasks[0].train
     assert isinstance(images, FileImages)
-    assert (images.side, preprocess.size, scenario.size) == (256, 224, 224)
+    assert (images.resize.side, preprocess.size, scenario.size) == (256, 224, 224)
 
 
 def test_a_hundred_classes_are_used_by_default(imagenet):
