@@ -68,6 +68,7 @@ def test_names_that_differ_in_case_only(tmp_path, copied):
     assert "differ in upper and lower case only" in refused(etag("learn", copied, folder))
 
 
+@pytest.mark.slow
 def test_a_class_of_ten_thousand_and_one_of_five(tmp_path):
     folder = class_folders(tmp_path / "images", ["rare", "usual"], images=5)
     one = (folder / "usual" / "0.png").read_bytes()

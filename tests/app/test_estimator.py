@@ -63,6 +63,7 @@ def test_it_learns_more_and_more_classes(learned, some):
     assert len(learned.predict(test[0][:0])) == 0
 
 
+@pytest.mark.slow
 def test_the_first_partial_fit_is_a_fit(some):
     one, other = small().fit(*some((0, 1))), small().partial_fit(*some((0, 1)))
     images, _ = some((0, 1), first=60)

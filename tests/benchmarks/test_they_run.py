@@ -31,6 +31,7 @@ def test_exact_mode_asserts_that_losses_agree(task):
     assert "plain / exact:" in printed
 
 
+@pytest.mark.slow
 def test_checkpoints():
     assert "of the time" in output("checkpoints.py", "--size", 8)
 
@@ -49,16 +50,19 @@ def test_likelihood():
     assert "| 10 |" in printed
 
 
+@pytest.mark.slow
 def test_predicting():
     printed = output("predicting.py", "--images", 20, "--size", 8, "--width", 4, "--files", 5, tiny=[])
     assert "predict / backbone throughput:" in printed
     assert "5 files: decoding alone" in printed
 
 
+@pytest.mark.slow
 def test_profile():
     assert "| evaluation |" in output("profile_etag.py", "--size", 8, rounds=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fine", "etag"])
 def test_decoding(shared_data, method):
     folder = shared_data / "imagenet-mini"

@@ -199,6 +199,7 @@ def test_joint_cannot_learn_more(home, images):
     assert ModelDirectory(home / "joint").versions == [3]
 
 
+@pytest.mark.slow
 def test_a_run_that_skipped_its_last_generator_cannot_learn_more(home, images):
     out = home / "untrained"
     assert etag(*run_words("etag", out, **{"method.generator.last_task": False})).returncode == 0

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FILE = Path(__file__).parents[2] / "examples" / "near.py"
 QUICK = ["--split", "b2-1x2", "--set", "train.epochs=1", "--set", "model.width=4", "--set", "data.train_per_class=16"]
 
@@ -34,6 +36,7 @@ def test_the_example_is_run_reported_and_saved_like_any_other(tmp_path):
     assert printed[1].stdout.strip() == "Near", printed[1].stderr
 
 
+@pytest.mark.slow
 def test_the_example_is_listed_and_unknown_without_the_plug_in(tmp_path):
     listed = json.loads(etag("methods", "--json", "--plugin", FILE, cwd=tmp_path).stdout)
     assert "near" in {entry["name"] for entry in listed}

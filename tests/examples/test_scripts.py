@@ -24,6 +24,7 @@ def shares(text):
     return [float(number) for number in re.findall(r"([\d.]+)% right", text)]
 
 
+@pytest.mark.slow
 def test_folders(tmp_path):
     printed = run("folders.py", tmp_path)
     assert "0, 1, 2, 3, 4:" in printed

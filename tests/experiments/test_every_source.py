@@ -74,6 +74,7 @@ def test_cifar100_from_the_official_archive_is_the_same(shared_data, tmp_path):
     assert official["confusion"] == parquet_run["confusion"]
 
 
+@pytest.mark.slow
 def test_imagenet_sub_at_224_pixels(shared_data, tmp_path):
     given = {"data.path": str(shared_data / "imagenet-mini"), "data.classes": 10, "model.width": 16}
     metrics = learned(tmp_path / "run", data="imagenet-sub", split="b4-3x2", **given)

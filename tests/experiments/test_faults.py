@@ -130,6 +130,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_what_was_saved_before_is_complete(tmp_path):
     words = [*SLOW[:-1], "cut", "--set", "runtime.checkpoint_seconds=0", "--set", "train.epochs=30"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -188,6 +188,7 @@ def test_generated_images_are_saved_after_each_task(small, method, count, tmp_pa
     assert write_run_report(tmp_path / "run").read_text().count("from the generator after task") == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gc", "bir"])
 def test_the_source_of_frozen_features_is_printed_with_every_result(small, method, tmp_path, capsys):
     steps = {"method.generator.train.steps": 3, "method.features.passes": 1}

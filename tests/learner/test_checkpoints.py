@@ -166,6 +166,7 @@ def test_the_scale_of_half_precision_is_resumed(small, tmp_path, cut_at, monkeyp
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_a_run_has_as_many_files_however_many_tasks_it_has(small, tmp_path):
     counts = []
     for tasks in (1, 4):
@@ -209,7 +210,11 @@ def part(folder):
     return folder / f"{content['parts']['solver']}.safetensors"
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+# a file that is missing is noticed where a shorter one is
+SOME = [pytest.param(name, marks=pytest.mark.slow) if name.endswith(("missing", "short")) else name for name in DAMAGE]
+
+
+@pytest.mark.parametrize("damage", SOME)
 def test_a_damaged_checkpoint_is_detected_and_the_one_before_it_used(small, damage, tmp_path, cut_at, capsys):
     config = small("eewc", **OFTEN)
     run(config, tmp_path / "whole")
