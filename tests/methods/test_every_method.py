@@ -31,12 +31,12 @@ TRAINING = {
     "train.lr": 3e-3,
 }
 OWN = {
+    "fetril": {"method.head_train": {"epochs": 50, "batch_size": 16, "lr": 1e-2, "schedule": "cosine"}},
     "dgr": {
-        "train.epochs": 8,
+        "train.epochs": 16,
         "method.generator.train": {"epochs": 12, "batch_size": 16, "lr": 1e-3},
         "method.generator.hidden": 64,
     },
-    "tag": {"train.epochs": 12},  # fewer leave it at the limit, on one side or the other by rounding
     "gc": {"method.features.passes": 2, "method.generator.train": {"steps": 120, "batch_size": 32, "lr": 3e-3}},
     "bir": {
         "method.features.passes": 2,
@@ -46,7 +46,12 @@ OWN = {
     "fine": {"train.epochs": 8},  # it forgets all but two digits of ten: those it must know well
     "ewc": {"method.weight": 100.0},
     "mas": {"method.weight": 1.0},
-    "pass": {"method.l2_reduction": "mean_norm", "method.l2_weight": 1.0, "method.replay_weight": 1.0},
+    "pass": {
+        "train.epochs": 10,
+        "method.l2_reduction": "mean_norm",
+        "method.l2_weight": 1.0,
+        "method.replay_weight": 1.0,
+    },
     "etag": {
         "train.epochs": 10,  # its weights favor old classes: it takes more steps to learn new ones
         "method.generator": {"latent": 16, "hidden": 64, "train": {"epochs": 10, "batch_size": 16, "lr": 1e-3}},
@@ -242,7 +247,6 @@ BAD = [
     ("lucir", {"method.head.kind": "linear"}, "head.kind=linear does not work with lucir: choose cosine"),
     ("gc", {"method.features.source": "weights"}, "set model.weights, or choose method.features.source=base"),
     ("bir", {"method.features.source": "wieghts"}, "'base' or 'weights'"),
-    ("egc", {"method.features.source": "weights", "model.weights": "x"}, "embedding distillation has nothing to do"),
     ("gc", {"method.samples": 0}, "method.samples"),
     ("abd", {"method.generator.train.steps": None}, "method.generator.train.steps"),
     ("abd", {"method.head.per_task": True}, "head.per_task=true does not work with abd: its tasks share one head"),

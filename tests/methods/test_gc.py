@@ -1,5 +1,7 @@
 """GC: a frozen backbone, classes that share no parameters, and predictions by likelihood."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -135,6 +137,13 @@ def test_features_are_of_zero_mean_and_unit_variance_as_those_of_the_base_task()
     assert torch.equal(still(torch.ones(5, 4)), torch.zeros(5, 4))
 
 
+def test_embedding_distillation_needs_a_backbone_that_is_trained(lab):
+    made = lab("egc", {"features": {"source": "weights", "passes": 2}})
+    context = replace(made.context, model=made.context.model.model_copy(update={"weights": "some file"}))
+    with pytest.raises(EtagError, match="embedding distillation has nothing to do"):
+        type(made.method)(made.method.options, context).check([3, 2, 2])
+
+
 def test_without_base_training_the_backbone_stays_as_it_is(lab, snapshot):
     laboratory = lab("gc", {"features": {"source": "weights", "passes": 2}})
     before = snapshot(laboratory.method.solver)
@@ -144,5 +153,5 @@ def test_without_base_training_the_backbone_stays_as_it_is(lab, snapshot):
     after = laboratory.method.solver.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
-    assert "from None" in laboratory.method.remarks()["features"]
+    assert "not trained" in laboratory.method.remarks()["features"]
     assert "base task" in lab("gc").method.remarks()["features"]
