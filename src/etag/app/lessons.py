@@ -297,10 +297,13 @@ def _announce(
     kind = "known classes" if images.update else f"new classes besides {known} known ones" if known else "new classes"
     training = config.train.for_task(len(about.task_sizes))
     length = f"{training.steps} steps" if training.steps else f"{training.epochs} epochs"
+    length = f"{length} of {training.batch_size} images"
+    if model.train == "head" and hasattr(METHODS[about.method], "updates_exactly"):
+        length = "one pass over the images"  # nothing is trained
     size, width = about.preprocess.size, f" of width {model.width}" if model.width else ""
     print_line(
         f"{len(images.names)} {kind}: {len(images.train)} images to train on, {len(images.held_out)} held out; "
-        f"{size}x{size} pixels, {model.backbone}{width}, {about.method}, {length} of {training.batch_size} images."
+        f"{size}x{size} pixels, {model.backbone}{width}, {about.method}, {length}."
     )
     if single := _single(images):
         print_line(
