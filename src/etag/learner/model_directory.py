@@ -225,8 +225,8 @@ class ModelDirectory:
         write_atomically(aside / "about.json", json.dumps(content, indent=1))
         move(aside, self._versions / str(number))
         self._make_current(number, content)
-        self.drop_versions(keep)
         self.clear_unfinished()
+        self.drop_versions(keep)  # last: what is left of it tells `recover` that the command was killed
         return number
 
     def _make_current(self, number: int, content: dict[str, Any]) -> None:
