@@ -56,7 +56,7 @@ def calibrate(
 
 def _combined(history: Sequence[Lesson], threshold: float | None, images: int) -> float | None:
     """The threshold of a model from those of its lessons, if they held out enough images; `threshold` is that of the
-    newest, from so many images."""
+    newest, from `images` held-out images."""
     # The held-out images of earlier lessons are gone, so their thresholds cannot be measured again with the model as it
     # is now. In their mean each lesson has the weight of its number of held-out images: an approximation.
     known = [] if threshold is None else [(threshold, images)]

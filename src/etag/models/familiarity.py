@@ -56,7 +56,7 @@ class Familiarity(StoredTensors, Rebuildable):
         return (2 * along - self.distances).amax(1) - ((along @ self.mixing) * along).sum(1)
 
     def check(self, classes: int) -> None:
-        """Raise a ValueError unless the tensors are those of so many classes."""
+        """Raise a ValueError unless the tensors are those of this number of classes."""
         expected = {
             "weight": (classes, self.size),
             "bias": (classes,),
