@@ -62,9 +62,22 @@ VARIANTS = [
 EVERY_METHOD = [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in METHODS]
 
 
+# long tests take one of each kind in `make test`: distillation, exemplars, generated features, generated images,
+# closed form, statistics that follow the backbone
+OF_EACH_KIND = ("lwf", "lucir", "etag", "dgr", "ridge", "efc")
+
+
 @pytest.fixture(params=EVERY_METHOD)
 def every_method(request):
     """The name of each method in turn."""
+    return request.param
+
+
+@pytest.fixture(
+    params=[name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def one_of_each_kind(request):
+    """The name of each method in turn: in `make test` one of each kind, in `make test-all` every method."""
     return request.param
 
 

@@ -216,6 +216,7 @@ def wait_for_work(model, process):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_two_at_once(copied, digits_folder):
     folder = digits_folder("third", (5, 6))
     first = begin_learning(copied, folder)
@@ -242,6 +243,7 @@ def test_an_interrupted_lesson_is_resumed_and_the_model_predicts_as_before_meanw
     assert len(printed(etag("info", copied, "--json"))["classes"]) == 7
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_predicts(copied, digits_folder):
     """Ten kills at random moments of one lesson, which is finished afterwards."""
     folder, chance = digits_folder("third", (5, 6)), random.Random(0)

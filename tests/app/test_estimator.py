@@ -70,6 +70,7 @@ def test_the_first_partial_fit_is_a_fit(some):
     np.testing.assert_array_equal(one.predict_proba(images), other.predict_proba(images))
 
 
+@pytest.mark.slow
 def test_fit_starts_again(some):
     model = small().fit(*some((0, 1, 2)))
     assert model.fit(*some((3, 4))).classes_.tolist() == [3, 4]

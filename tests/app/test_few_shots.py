@@ -30,7 +30,7 @@ def flowers(shared_data, tmp_path_factory):
 
 
 @pytest.mark.skipif(not default_is_installed(), reason="the pre-trained weights are not installed")
-@pytest.mark.parametrize("shots", [1, 5, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 10))])
+@pytest.mark.parametrize("shots", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 5, 10))])
 def test_lessons_of_few_images(flowers, tmp_path, shots):
     first = etag("learn", tmp_path / "m", flowers(shots, "daisy", "iris", "pansy"), "--set", "data.size=64")
     assert first.returncode == 0, first.stderr

@@ -89,7 +89,10 @@ def test_a_dry_run_prints_what_would_be_done_and_leaves_no_model(digits_folder, 
     assert not ModelDirectory(tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("method", ["gfr", "fine", "lwf", "lucir", "il2m", "pass", "gc", "dgr"])
+OTHERS = ("gfr", "fine", "lwf", "il2m", "pass", "dgr")
+
+
+@pytest.mark.parametrize("method", ["lucir", "gc", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_other_methods_learn_lessons_too(digits_folder, tmp_path, method):
     own = {
         "gfr": ["method.generator.train.steps=20", "method.generator.feature_passes=1"],

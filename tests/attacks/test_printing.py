@@ -584,7 +584,7 @@ def processes(marker):
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads processes in /proc")
 def test_the_runs_of_a_killed_grid_end_and_are_finished_later(tmp_path):
     signal.alarm(120)
-    settings = SMALL | {"train.epochs": 30, "train.batch_size": 8, "runtime.checkpoint_steps": 10}
+    settings = SMALL | {"train.epochs": 12, "train.batch_size": 8, "runtime.checkpoint_steps": 10}
     settings |= {"evaluation.features": "none"}
     del settings["split"]
     grid = {"recipe": "digits", "methods": ["fine"], "splits": ["b2-1x1"], "seeds": [0], "settings": settings}

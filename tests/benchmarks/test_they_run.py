@@ -24,7 +24,7 @@ def test_engine_overhead():
     assert "engine / bare loop:" in output("engine_overhead.py", "--size", 8, "--images", 16)
 
 
-@pytest.mark.parametrize("task", [0, 1])
+@pytest.mark.parametrize("task", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_exact_mode_asserts_that_losses_agree(task):
     printed = output("exact_mode.py", "--size", 8, "--images", 16, "--task", task)
     assert "they differ by" in printed

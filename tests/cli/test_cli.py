@@ -131,6 +131,7 @@ def test_the_python_interface_does_what_the_command_does(folder):
     assert (folder / "api" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_two_processes_speak_and_write_as_one(folder):
     quick = ["--method", "fine", *SMALL, "--set", "runtime.devices=2", "--set", "runtime.accelerator=cpu"]
     command, env = [*COMMAND, "run", *map(str, quick), "--out", "both"], os.environ | {"OMP_NUM_THREADS": "1"}

@@ -256,7 +256,9 @@ def test_tensor_files_are_named_after_their_content(finished):
         assert checksum(path.read_bytes()) == path.stem
 
 
-@pytest.mark.parametrize("method", ["dgr", "gc", "il2m"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("dgr", marks=pytest.mark.slow), pytest.param("gc", marks=pytest.mark.slow), "il2m"]
+)
 def test_other_methods_learn_on_from_a_run(home, images, method):
     own = {"dgr": {"method.generator.train.epochs": 2}, "gc": {"method.generator.train.steps": 4}}.get(method, {})
     out = home / method

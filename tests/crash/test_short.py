@@ -9,7 +9,7 @@ from tests.crash import harness
     [
         pytest.param("etag", 3, marks=pytest.mark.slow),
         ("forget", 4),
-        ("learn", 2),
+        pytest.param("learn", 2, marks=pytest.mark.slow),
         pytest.param("restart", 3, marks=pytest.mark.slow),
     ],
 )

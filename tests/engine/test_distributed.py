@@ -105,6 +105,7 @@ def options():
     return RuntimeOptions(accelerator="cpu", devices=2)
 
 
+@pytest.mark.slow
 def test_two_processes_with_half_the_batch_equal_one(options, tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()

@@ -18,6 +18,7 @@ def etag(*words, cwd):
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_example_is_run_reported_and_saved_like_any_other(tmp_path):
     done = etag("run", "--plugin", FILE, "--method", "near", *QUICK, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -38,6 +38,7 @@ def test_arrays(tmp_path):
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fine", pytest.param("etag", marks=pytest.mark.slow)])
 def test_a_backbone_of_your_own(tmp_path, method):
     words = ["--plugin", EXAMPLES / "patches.py", "--set", "model.backbone=patches", "--method", method]

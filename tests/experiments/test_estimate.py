@@ -8,7 +8,9 @@ from etag.experiments.run import run
 SMALL = {"split": "b2-2x1", "data.train_per_class": 64, "model.width": 4, "train.epochs": 3, "train.batch_size": 16}
 
 
-@pytest.mark.parametrize("method", ["fine", "joint", "etag"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("fine", marks=pytest.mark.slow), pytest.param("joint", marks=pytest.mark.slow), "etag"]
+)
 def test_parameters_are_those_of_the_whole_run_and_every_task_is_counted(method, tmp_path):
     quick = {"method.generator.train.epochs": 2} if method == "etag" else {}
     config = resolve("digits", {"method": method, **SMALL, **quick})

@@ -96,6 +96,7 @@ def test_the_command_of_a_run_can_be_pasted(tmp_path, settings):
     assert printed == json.loads(json.dumps(run.config.to_json()))
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_grid_share_the_features_of_a_frozen_backbone(tmp_path):
     file = grid_file(tmp_path, methods=["ncm", "slda"], settings=TINY | {"model.train": "head"})
     whole, features = Bench(Grid.load(file), tmp_path / "store", tmp_path / "results"), tmp_path / "store" / "features"
@@ -144,6 +145,7 @@ def test_missing_grids():
         Grid.load("nowhere.yaml")
 
 
+@pytest.mark.slow
 def test_finished_runs_are_skipped_and_results_alone_are_enough(tmp_path):
     file = grid_file(tmp_path, methods=["fine", "lwf"])
     assert {status.state for status in bench(tmp_path, file, jobs=2)} == {"done"}
@@ -180,7 +182,8 @@ def test_results_of_another_configuration_are_replaced_only_with_restart(tmp_pat
     assert config["train"]["lr"] == 5e-3
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_grid_is_resumed(tmp_path, sent):
     file = grid_file(tmp_path, methods=["gfr"], settings=TINY | {"train.epochs": 60})
     words = ["bench", file, "--store", "store", "--results", "results"]
@@ -243,6 +246,7 @@ def test_every_packaged_grid_can_be_planned(name):
     assert len(runs) == len(set(names(runs))) > 5
 
 
+@pytest.mark.slow
 def test_a_dry_run_changes_nothing(tmp_path):
     bench(tmp_path, grid_file(tmp_path))
     other = grid_file(tmp_path, settings=TINY | {"train.lr": 5e-3})

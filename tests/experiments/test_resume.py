@@ -36,7 +36,14 @@ def cut_after(monkeypatch):
 
 
 # one of each kind of memory
-@pytest.mark.parametrize("method", ["fine", "joint", "etag", "eewc", "il2m", "podnet", "pass", "b4"])
+KINDS = [
+    "etag",
+    "il2m",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fine", "joint", "eewc", "podnet", "pass", "b4")),
+]
+
+
+@pytest.mark.parametrize("method", KINDS)
 def test_a_run_cut_after_each_task_ends_as_one_that_was_never_cut(small, method, tmp_path, cut_after):
     config = small(method, split="b2-2x2")
     run(config, tmp_path / "whole")
@@ -109,6 +116,7 @@ def test_what_cannot_be_resumed_is_reported_in_one_sentence(small, damage, tmp_p
     run(small("fine"), tmp_path / "run", restart=True)
 
 
+@pytest.mark.slow
 def test_a_killed_command_is_resumed_when_it_is_given_again(tmp_path):
     command = [sys.executable, "-m", "etag.cli", "run", "--method", "etag", "--out", "killed"]
     settings = {"split": "b2-2x1", "model.width": 4, "train.epochs": 4, "data.train_per_class": 20}

@@ -18,7 +18,9 @@ from etag.report.comparison_page import write_comparison
 from etag.report.page import write_run_report
 
 
-@pytest.mark.parametrize("method", [pytest.param("fine", marks=pytest.mark.slow), "joint", "etag"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("fine", marks=pytest.mark.slow), pytest.param("joint", marks=pytest.mark.slow), "etag"]
+)
 def test_two_runs_of_one_config_give_identical_numbers_and_weights(small, method, tmp_path):
     config = small(method)
     first, second = (run(config, tmp_path / name) for name in ("a", "b"))
@@ -109,6 +111,7 @@ def test_a_folder_that_is_not_a_run_is_never_replaced(small, tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.slow
 def test_a_method_learns_small_real_data_and_etag_forgets_less_than_fine(tmp_path):
     """The demonstration in small: digits in 3 + 1 + 1 classes."""
     settings = {"split": "b3-2x1", "model.width": 8, "train.epochs": 12, "data.train_per_class": 80}
@@ -175,7 +178,7 @@ def test_most_methods_need_new_classes(domains, method, tmp_path):
         run(domains(method), tmp_path / "run")
 
 
-@pytest.mark.parametrize(("method", "count"), [("dgr", 3), ("abd", 2), ("etag", 0)])
+@pytest.mark.parametrize(("method", "count"), [("dgr", 3), pytest.param("abd", 2, marks=pytest.mark.slow), ("etag", 0)])
 def test_generated_images_are_saved_after_each_task(small, method, count, tmp_path):
     own = {"dgr": {"method.generator.train.epochs": 1}, "abd": {"method.generator.train.steps": 4}}
     run(small(method, **own.get(method, {})), tmp_path / "run")

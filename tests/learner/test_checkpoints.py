@@ -81,8 +81,8 @@ def cut_until_done(config, path, cut_at, steps):
     raise AssertionError("it never ended")
 
 
-def test_a_run_cut_five_times_ends_as_one_that_was_never_cut(small, every_method, tmp_path, cut_at):
-    name = every_method
+def test_a_run_cut_five_times_ends_as_one_that_was_never_cut(small, one_of_each_kind, tmp_path, cut_at):
+    name = one_of_each_kind
     own = GENERATOR if name in HAS_GENERATOR else SMALL.get(name) or SMALL.get(name.removeprefix("e"), {})
     config = small(name, **OFTEN, **own)
     run(config, tmp_path / "whole")
@@ -97,8 +97,11 @@ def test_a_run_cut_five_times_ends_as_one_that_was_never_cut(small, every_method
     "options",
     [
         {"train.schedule": "plateau", "train.validation": 0.2, "train.patience": 1},
-        {"train.schedule": "plateau", "train.patience": 1, "train.optimizer": "sgd", "train.lr": 0.05},
-        {"train.schedule": "cosine", "train.steps": 11},
+        pytest.param(
+            {"train.schedule": "plateau", "train.patience": 1, "train.optimizer": "sgd", "train.lr": 0.05},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"train.schedule": "cosine", "train.steps": 11}, marks=pytest.mark.slow),
     ],
     ids=["plateau", "plateau on the training loss", "steps"],
 )
@@ -109,7 +112,7 @@ def test_other_schedules_are_resumed_too(small, options, tmp_path, cut_at):
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.parametrize("trained", ["all", "head"])
+@pytest.mark.parametrize("trained", ["all", pytest.param("head", marks=pytest.mark.slow)])
 def test_a_scale_of_features_and_a_computed_head_are_resumed_too(small, trained, tmp_path, cut_at):
     generator = {"standardize": True, "decoder_noise": True, "feature_passes": 2, "train": {"epochs": 3}}
     config = small("etag", **OFTEN, **{"method.generator": generator, "method.refit": "ridge", "model.train": trained})
@@ -127,7 +130,11 @@ def test_two_parameter_groups_are_resumed_too(small, tmp_path, cut_at):
 
 
 @pytest.mark.parametrize(
-    ("name", "drift_map"), [("pass", "linear"), ("pass", "least_squares"), ("efc", "linear"), ("b4", "linear")]
+    ("name", "drift_map"),
+    [
+        ("pass", "least_squares"),
+        *(pytest.param(name, "linear", marks=pytest.mark.slow) for name in ("pass", "efc", "b4")),
+    ],
 )
 def test_means_that_follow_the_backbone_are_moved_once(small, name, drift_map, tmp_path, cut_at):
     group = "method.generator.drift" if name == "b4" else "method.drift"
@@ -247,7 +254,9 @@ def test_what_does_not_change_is_written_once(small, tmp_path, cut_at):
 # -- signals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_first_and_prints_how_to_resume(tmp_path, number, code):
     words = ["run", "--method", "fine", "--set", "train.epochs=400", "--set", "model.width=4", "--out", "run"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

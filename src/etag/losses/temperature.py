@@ -2,7 +2,6 @@
 
 import math
 
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,6 +12,8 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """The divisor of log-probabilities with the lowest cross-entropy, classes weighted equally (Guo et al., 2017). The
     labels are smoothed by 1 / (images + 2), as Platt (1999) does: that a few images are all right does not mean that
     every prediction is certain."""
+    from scipy.optimize import minimize_scalar  # imported here: it takes as long as a small command
+
     counts = labels.bincount(minlength=scores.shape[1]).to(scores)
     weights = (1 / counts)[labels]
 

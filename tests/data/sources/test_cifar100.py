@@ -37,6 +37,7 @@ def cifar(shared_data):
     return opened(shared_data / "cifar100")
 
 
+@pytest.mark.slow
 def test_the_real_data_is_complete(cifar):
     assert cifar.train.labels.bincount().tolist() == [500] * 100
     assert cifar.test.labels.bincount().tolist() == [100] * 100

@@ -37,6 +37,9 @@ STREAM = Stream.root(0)
 
 
 NAMES = [name for name in BACKBONES if name != "transformers"]  # that one needs an architecture: see test_hub.py
+# long tests take three of them in `make test`, all in `make test-all`
+SHORT = ("resnet18", "mlp", "efficientnet_lite0")
+SOME = [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
 def solver(name, size, auxiliaries=0, **options):
@@ -138,7 +141,7 @@ def same(module, before):
     return [torch.equal(value, before[name]) for name, value in module.named_parameters()]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_etag_trains_a_base_task_and_a_second_task(name, laboratory, snapshot):
     experiment = laboratory(name)
     solver = experiment.method.solver
@@ -159,7 +162,7 @@ def test_etag_trains_a_base_task_and_a_second_task(name, laboratory, snapshot):
     assert {auxiliary.head.outputs for auxiliary in auxiliaries} == {4 * 3}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_embedding_distillation_reaches_every_stage_but_the_last(name, laboratory):
     experiment = laboratory(name)
     experiment.learn(0, 1)  # so that student and teacher differ
