@@ -1,5 +1,6 @@
 """Grids: the runs that a file describes; which are skipped, resumed or failed; what is written for the report."""
 
+import hashlib
 import json
 import os
 import shlex
@@ -19,8 +20,10 @@ from etag.core.errors import EtagError
 from etag.core.files import locked
 from etag.experiments import recipes
 from etag.experiments.bench import Bench, RunStatus, estimates
+from etag.experiments.config import resolve
 from etag.experiments.grid import Grid
 from etag.experiments.local_workers import LocalWorkers, visible_devices
+from etag.learner.model_directory import ModelDirectory
 
 TINY = {
     "data.train_per_class": 16,
@@ -104,6 +107,33 @@ def test_the_runs_of_a_grid_share_the_features_of_a_frozen_backbone(tmp_path):
     assert [run.state for run in runs] == ["done", "done"]
     assert len(list(features.glob("*.rows"))) == 1, "both methods have the same backbone"
     assert not list((tmp_path / "store").glob("*/*/frozen-features"))
+
+
+def test_the_runs_of_a_block_start_with_one_backbone_that_was_adapted_on_the_base_task(tmp_path):
+    block = {"methods": ["ncm", "slda"], "adaptation": {"classes": 2, "settings": {"model.train": "all"}}}
+    file = grid_file(tmp_path, runs=[block], settings=TINY | {"model.train": "head"})
+    runs = {status.run.name: status for status in bench(tmp_path, file)}
+    assert list(runs) == ["adapted/b0-1x2/fine-seed0", "b2-1x2/ncm-seed0", "b2-1x2/slda-seed0"]
+    assert [status.state for status in runs.values()] == ["done"] * 3, [status.reason for status in runs.values()]
+    source = ModelDirectory(tmp_path / "store" / "adapted/b0-1x2/fine-seed0").current().backbone_file
+    for method in ("ncm", "slda"):
+        config = yaml.safe_load((tmp_path / "results" / "b2-1x2" / f"{method}-seed0" / "config.yaml").read_text())
+        assert config["model"]["weights"] == "run:adapted/b0-1x2/fine-seed0"
+        assert config["model"]["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
+        run = ModelDirectory(tmp_path / "store" / f"b2-1x2/{method}-seed0").current()
+        assert run.backbone_file.read_bytes() == source.read_bytes(), "frozen from the start"
+    metrics = [json.loads((tmp_path / "results" / name / "metrics.json").read_text()) for name in runs]
+    assert metrics[0]["class_names"] == metrics[1]["class_names"][:2], "the base task's classes"
+    assert "ETAG_STORE" not in os.environ
+    with pytest.raises(EtagError, match="is the backbone of another run of a grid, which is not there"):
+        resolve("digits", {"model.weights": "run:adapted/b0-1x2/fine-seed0"})
+
+
+def test_runs_without_their_adapted_backbone_are_not_started(tmp_path):
+    block = {"methods": ["ncm"], "adaptation": {"classes": 2, "settings": {"train.lr": 1e9, "model.train": "all"}}}
+    (status,) = bench(tmp_path, grid_file(tmp_path, runs=[block], settings=TINY | {"model.train": "head"}))
+    assert status.state == "failed"
+    assert recorded(tmp_path)["bench"]["runs"] == ["adapted/b0-1x2/fine-seed0", "b2-1x2/ncm-seed0"]
 
 
 def test_a_variant_overrides_single_options_of_a_mapping_and_leaves_other_runs_alone(tmp_path):

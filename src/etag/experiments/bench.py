@@ -14,8 +14,9 @@ from typing import Literal, Protocol
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
 from etag.experiments.estimate import Estimate, estimate
-from etag.experiments.grid import Grid, PlannedRun
+from etag.experiments.grid import ADAPTED, FAILED, Grid, PlannedRun
 from etag.experiments.run_directory import RunDirectory
+from etag.learner.pretrained import STORE
 
 State = Literal["waiting", "running", "done", "failed"]
 POLL_SECONDS = 0.5
@@ -88,6 +89,8 @@ class Bench:
         with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
             self._write_grid()
             jobs: dict[str, Job] = {}
+            before = os.environ.get(STORE)
+            os.environ[STORE] = str(self.store.absolute())  # where `model.weights=run:NAME` is
             try:
                 self._plan()
                 while jobs or self._in_state("waiting"):
@@ -101,6 +104,9 @@ class Bench:
             finally:
                 for job in jobs.values():
                     job.stop()
+                os.environ.pop(STORE)
+                if before is not None:
+                    os.environ[STORE] = before
             display(list(self.runs.values()), None)
         return list(self.runs.values())
 
@@ -135,12 +141,13 @@ class Bench:
     def _score(self, name: str) -> float | None:
         status = self.runs.get(name)
         if status is not None and status.state == "failed":
-            return float("-inf")  # a search never chooses values that a run fails with
+            return FAILED  # a search never chooses values that a run fails with
         return None if status is None else status.accuracy
 
     def status(self, run: PlannedRun) -> RunStatus:
-        """What is on disk of a run; one of another configuration counts as failed."""
-        for folder in (self.results, self.store):
+        """What is on disk of a run; one of another configuration counts as failed. Of a run that adapts a backbone the
+        results are not enough: other runs need its model."""
+        for folder in (self.store,) if run.name.startswith(ADAPTED) else (self.results, self.store):
             directory = RunDirectory(folder / run.name)
             try:
                 if directory.finished(run.config):

