@@ -65,3 +65,20 @@ def test_arrays_with_classes_of_one_image():
     model = IncrementalClassifier(steps=2, width=4, settings=small).fit(images, [0, 0, 0, 0, 1])
     model.partial_fit(images[:1], [2])
     assert model.predict_proba(images).shape == (5, 3)
+
+
+@pytest.mark.skipif(not default_is_installed(), reason="the pre-trained weights are not installed")
+def test_the_estimator_chooses_as_the_command_does(flowers):
+    folder, more = flowers(6, "daisy", "iris"), flowers(6, "pansy")
+    model = IncrementalClassifier(size=64).fit(folder)
+    about = model._directory.about()
+    assert (about.method, about.learner_config().model.backbone) == ("ridge", "efficientnet_lite0")
+    model.partial_fit(more)
+    test = flowers(5, "daisy", "iris", "pansy", first=30)
+    assert model.score(test) > 0.6, "three flowers, chance is 0.33"
+    arrays = np.zeros((4, 8, 8, 3), dtype=np.uint8)
+    assert IncrementalClassifier(size=32).fit(arrays, [0, 0, 1, 1])._directory.about().method == "ridge"
+    for gray_or_scratch in (arrays[..., 0], arrays):
+        few = {"method.generator.train.steps": 2, "method.generator.feature_passes": 1}
+        scratch = IncrementalClassifier(from_scratch=True, steps=2, settings=few | {"model.width": 4})
+        assert scratch.fit(gray_or_scratch, [0, 0, 1, 1])._directory.about().method == "etag"

@@ -33,13 +33,15 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     Images are arrays or tensors of shape (n, height, width), (n, height, width, channels) or (n, channels, height,
     width), integers from 0 to 255 or floats from 0 to 1; or anything that yields pairs of an image and its class; or
     a folder with one sub-folder per class, without `y`. `predict` also accepts a file, a folder or a pattern. Classes
-    may be text, numbers or tuples.
+    may be text, numbers or tuples. Without `method` it chooses as `etag learn` does: ridge regression on a pre-trained
+    backbone, if its weights are installed and the images have colors, else eTag from scratch.
     """
 
     def __init__(
         self,
-        method: str = "etag",
+        method: str | None = None,
         *,
+        from_scratch: bool = False,
         size: int | None = None,
         width: int | None = None,
         steps: int | None = None,
@@ -48,7 +50,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         settings: dict[str, Any] | None = None,
         verbose: bool = False,
     ) -> None:
-        self.method, self.size, self.width, self.steps = method, size, width, steps
+        self.method, self.from_scratch = method, from_scratch
+        self.size, self.width, self.steps = size, width, steps
         self.weights, self.seed, self.settings, self.verbose = weights, seed, settings, verbose
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -105,10 +108,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self, known: ModelInfo | None, images: int, side: int, channels: int
     ) -> tuple[ModelInfo, RunConfig]:
         given = {"method": self.method, "seed": self.seed, "model.weights": self.weights, "train.steps": self.steps}
-        given |= {"data.size": self.size or side, "model.width": self.width}
+        given |= {"data.size": self.size, "model.width": self.width}
         values = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
         if known is None:
-            about, config = first_lesson(images, {"model.width": 16} | values)
+            recipe = default_settings.recipe_for(values, self.from_scratch or channels != 3)
+            defaults = {"data.size": side, "model.width": 16}
+            if recipe == default_settings.PRETRAINED:
+                defaults = default_settings.for_pretrained(images)
+            about, config = first_lesson(images, defaults | values, recipe=recipe)
             gray = replace(about.preprocess, mean=(0.5,), std=(0.25,))
             return (about if channels == 3 else replace(about, channels=1, preprocess=gray)), config
         return next_lesson(known, images, {key: value for key, value in values.items() if key.startswith("train.")})
