@@ -57,7 +57,7 @@ def runtime():
 # variants run the code of another method again: these are marked as slow
 VARIANTS = [
     *["efine", "ejoint", "epodnet", "edgr", "ebir", "egc", "eabd", "emas", "eil2m", "eewc", "elwf", "elwm", "epass"],
-    *["b0", "b1", "b2", "b3", "eldc", "eefc", "ncm", "slda", "ranpac"],
+    *["b0", "b1", "b2", "b3", "tag", "eldc", "eefc", "ncm", "slda", "ranpac"],
 ]
 EVERY_METHOD = [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in METHODS]
 

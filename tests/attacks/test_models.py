@@ -177,7 +177,7 @@ def test_readers_see_one_version_while_others_are_saved(model):
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for _ in range(60):
+        for _ in range(40):
             try:
                 classifier, read = model.load_classifier()
                 if classifier.temperature != read.temperature:
@@ -246,19 +246,18 @@ def test_a_flipped_bit_in_any_file_is_noticed(saved, tmp_path):
     for file in sorted(path for path in model.path.rglob("*") if path.is_file() and path.name != ".lock"):
         data = file.read_bytes()
         for place in {0, len(data) // 3, len(data) - 1}:
-            for bit in (0, 4):
-                damaged = bytearray(data)
-                damaged[place] ^= 1 << bit
-                file.write_bytes(damaged)
-                for read in (model.load_classifier, model.load_method, model.about):
-                    try:
-                        result = read()
-                    except EtagError:
-                        continue
-                    if model.version != 3 or (
-                        read == model.load_classifier and not torch.equal(result[0](images), expected)
-                    ):
-                        silent.append((file.name, place, bit))
+            bit, damaged = place % 8, bytearray(data)
+            damaged[place] ^= 1 << bit
+            file.write_bytes(damaged)
+            for read in (model.load_classifier, model.load_method, model.about):
+                try:
+                    result = read()
+                except EtagError:
+                    continue
+                if model.version != 3 or (
+                    read == model.load_classifier and not torch.equal(result[0](images), expected)
+                ):
+                    silent.append((file.name, place, bit))
         file.write_bytes(data)
     assert silent == []
 

@@ -107,6 +107,7 @@ def test_predict_and_info(finished, images):
     assert "neither images nor features of single images are stored" in text
 
 
+@pytest.mark.slow
 def test_export(finished, images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     done = etag("export", finished, "--torch", tmp_path / "model.pt2", "--onnx", tmp_path / "model.onnx")

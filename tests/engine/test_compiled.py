@@ -82,6 +82,7 @@ def test_a_runtime_compiles_nothing_by_default():
 # -- in earnest ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_three_tasks_are_learned_as_without_it_and_the_third_compiles_nothing(lab, disturb, monkeypatch):
     """On two stages of one block each: every stage in every mode takes the compiler seconds."""
     assert "resnet18" in BACKBONES

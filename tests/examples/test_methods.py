@@ -10,7 +10,7 @@ from tests.examples.test_near import etag
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["train.epochs=6", "train.batch_size=32", "model.width=8", "data.train_per_class=40"]
-METHODS = [("class_means.py", "means"), pytest.param("head_only.py", "head", marks=pytest.mark.slow)]
+METHODS = [("class_means.py", "means"), ("head_only.py", "head")]
 
 # in a process of its own, which does not know the plug-in before it is loaded
 USE_SAVED_MODEL = """
@@ -40,6 +40,7 @@ print(json.dumps({"refused": refused, "before": before, "new": found, "after": a
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "name"), METHODS)
 def test_an_example_learns_and_its_model_predicts_and_learns_on(tmp_path, file, name):
     words = [word for setting in SMALL for word in ("--set", setting)]

@@ -31,6 +31,7 @@ def wait_for(path, process):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_while_the_first_lives_and_not_when_it_was_killed(tmp_path):
     first = start(tmp_path, *SLOW)
     wait_for(tmp_path / "run" / "steps.jsonl", first)

@@ -191,6 +191,7 @@ def test_finished_runs_are_skipped_and_results_alone_are_enough(tmp_path):
     assert {marks[path] for path in again} == {path.stat().st_mtime_ns for path in again}
 
 
+@pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_others(tmp_path):
     file = grid_file(tmp_path, methods=["fine"], variants={"bad": {"train.lr": 1e9}, "good": {}})
     bad, good = bench(tmp_path, file)

@@ -112,7 +112,7 @@ def test_other_schedules_are_resumed_too(small, options, tmp_path, cut_at):
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.parametrize("trained", ["all", pytest.param("head", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trained", [pytest.param("all", marks=pytest.mark.slow), "head"])
 def test_a_scale_of_features_and_a_computed_head_are_resumed_too(small, trained, tmp_path, cut_at):
     generator = {"standardize": True, "decoder_noise": True, "feature_passes": 2, "train": {"epochs": 3}}
     config = small("etag", **OFTEN, **{"method.generator": generator, "method.refit": "ridge", "model.train": trained})

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from tests.conftest import VARIANTS
 from tests.methods.copies import copies
 
 from etag.core.roles import ROLES
 from etag.methods.registry import METHODS
 
 FREE = [name for name in METHODS if not METHODS[name].info.exemplars and not METHODS[name].info.all_data]
+FREE = [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in FREE]
 
 
 @pytest.fixture

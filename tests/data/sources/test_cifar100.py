@@ -47,6 +47,7 @@ def test_the_real_data_is_complete(cifar):
         assert part.pixels.is_contiguous()
 
 
+@pytest.mark.slow
 def test_the_real_data_has_class_names(cifar, shared_data):
     assert (cifar.classes[0], cifar.classes[8], cifar.classes[99]) == ("apple", "bicycle", "worm")
     assert len(set(cifar.classes)) == 100
