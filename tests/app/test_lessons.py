@@ -65,6 +65,7 @@ def test_a_class_can_be_forgotten(copied, digits_folder, name, sizes):
     before, removed = predict_pixels(classifier, about, pixels)[0], about.classes.index(name)
     done = etag("forget", copied, name)
     assert done.returncode == 0, done.stderr
+    assert f"what remains of '{name}': weights of networks that were trained with its images." in done.stdout
     directory = ModelDirectory(copied)
     assert directory.versions == [3], "older versions know it still"
     classifier, about = directory.load_classifier()

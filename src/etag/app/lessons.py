@@ -336,13 +336,14 @@ def _rare(images: LessonImages) -> list[str]:
 # -- forgetting ------------------------------------------------------------------------------------------------------
 
 
-def forget_class(model: Path, name: Name) -> ModelInfo:
-    """Remove a class: its rows in head, auxiliaries and generator are deleted, and so are older versions."""
+def forget_class(model: Path, name: Name) -> tuple[ModelInfo, str]:
+    """Remove a class: what is stored of it alone is deleted, and so are older versions. Returns what the model is now, and
+    in words what remains of the class."""
     directory = ModelDirectory(model)
     with directory.locked() as completed:
         directory.check_no_run()
         if completed and name not in directory.about().classes:
-            return directory.about()  # this very command was killed before it had deleted all older versions
+            return directory.about(), ""  # this very command was killed before it had deleted all older versions
         method, about = directory.load_method()
         if name not in about.classes:
             raise EtagError(f"'{model}' knows no class '{name}': it knows {', '.join(map(str, about.classes))}.")
@@ -350,13 +351,13 @@ def forget_class(model: Path, name: Name) -> ModelInfo:
             raise EtagError("a model needs at least two classes.")
         if not isinstance(method, CanForget):
             raise EtagError(f"{about.method} cannot forget a class: `etag methods` lists the methods that can.")
-        method.forget(about.classes.index(name))
+        remains = method.forget(about.classes.index(name))
         lesson = Lesson("forget", (), 0, 0.0, 0.0, datetime.now(UTC).isoformat(timespec="seconds"))
         history = tuple(replace(past, classes=_without(past.classes, name)) for past in about.history)
         left = replace(about, classes=_without(about.classes, name), history=history)
         about = left.with_lesson(lesson, task_sizes=tuple(method.task_sizes))
         directory.save(method, about, keep=1)
-        return about
+        return about, remains
 
 
 def _without(names: tuple[Name, ...], name: Name) -> tuple[Name, ...]:

@@ -327,8 +327,10 @@ def forget(
     """Remove a class. Older versions, which still know it, are deleted as well."""
     from etag.app.lessons import forget_class
 
-    about = forget_class(model, name)
+    about, remains = forget_class(model, name)
     echo(f"'{model}' no longer knows '{name}'; {len(about.classes)} classes are left.")
+    if remains:
+        echo(f"what remains of '{name}': {remains}.")
 
 
 @version_commands.command()

@@ -29,8 +29,9 @@ class UpdatesExactly(CanUpdate, Protocol):
 class CanForget(Protocol):
     """Can remove a class from everything it stores."""
 
-    def forget(self, label: int) -> None:
-        """Remove the class; the labels after it move down by one."""
+    def forget(self, label: int) -> str:
+        """Remove the class; the labels after it move down by one. Returns what remains of it, in words; an empty text if
+        nothing does."""
 
 
 @runtime_checkable

@@ -82,13 +82,19 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
         """Learn more images of known classes, as if they had been there from the start."""
         return self.learn_task(task)
 
-    def forget(self, label: int) -> None:
-        """Remove a class. Only with `statistics=per_class` nothing of it is left."""
+    def forget(self, label: int) -> str:
+        """Remove a class. Only with `statistics=per_class` and a backbone that was not trained with it nothing is left."""
+        remains = ["a backbone that was trained with its images"] if self.adapts and label < self.task_sizes[0] else []
         if label < self.solver.head.outputs:
             self.solver.head.remove_rows(label)
-        self.statistics.remove_class(label)
+        if not self.statistics.remove_class(label):
+            remains.append(
+                "how its features varied around their mean, in the second moments that all classes share (with "
+                "method.statistics=per_class nothing of that would be left)"
+            )
         self.remove_from_task_sizes(label)
         self.fit_all()
+        return "; ".join(remains)
 
     def prediction_rule(self) -> PredictionRule:
         """The rule as it was computed last."""

@@ -188,9 +188,10 @@ class ETag(Method[EtagOptions]):
         """True if the last task does not train the generator."""
         return not require(self.generator).trains_in_last_task
 
-    def forget(self, label: int) -> None:
+    def forget(self, label: int) -> str:
         """Remove a class from head, auxiliaries and generator."""
         self.remove_class(label)
+        return "weights of networks that were trained with its images"
 
     @torch.no_grad()
     def generate_features(self, labels: Tensor) -> Tensor | None:

@@ -45,6 +45,7 @@ class Fine(Method[FineOptions]):
         yield self.solver_phase(task, [self.cross_entropy(task)], train_old_rows=shared_linear)
         yield from self.store_exemplars(task)
 
-    def forget(self, label: int) -> None:
+    def forget(self, label: int) -> str:
         """Remove a class from the head."""
         self.remove_class(label)
+        return "weights of a network that was trained with its images"
