@@ -337,8 +337,8 @@ def _rare(images: LessonImages) -> list[str]:
 
 
 def forget_class(model: Path, name: Name) -> tuple[ModelInfo, str]:
-    """Remove a class: what is stored of it alone is deleted, and so are older versions. Returns what the model is now, and
-    in words what remains of the class."""
+    """Remove a class: what is stored of it alone is deleted, and so are older versions. Returns what the model is now,
+    and in words what remains of the class."""
     directory = ModelDirectory(model)
     with directory.locked() as completed:
         directory.check_no_run()

@@ -30,8 +30,8 @@ class CanForget(Protocol):
     """Can remove a class from everything it stores."""
 
     def forget(self, label: int) -> str:
-        """Remove the class; the labels after it move down by one. Returns what remains of it, in words; an empty text if
-        nothing does."""
+        """Remove the class; the labels after it move down by one. Returns what remains of it, in words; an empty text
+        if nothing does."""
 
 
 @runtime_checkable

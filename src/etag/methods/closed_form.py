@@ -83,7 +83,7 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
         return self.learn_task(task)
 
     def forget(self, label: int) -> str:
-        """Remove a class. Only with `statistics=per_class` and a backbone that was not trained with it nothing is left."""
+        """Remove a class. Nothing is left with `statistics=per_class` and a backbone that was not trained with it."""
         remains = ["a backbone that was trained with its images"] if self.adapts and label < self.task_sizes[0] else []
         if label < self.solver.head.outputs:
             self.solver.head.remove_rows(label)
