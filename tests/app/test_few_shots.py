@@ -76,9 +76,9 @@ def test_the_estimator_chooses_as_the_command_does(flowers):
     model.partial_fit(more)
     test = flowers(5, "daisy", "iris", "pansy", first=30)
     assert model.score(test) > 0.6, "three flowers, chance is 0.33"
-    arrays = np.zeros((4, 8, 8, 3), dtype=np.uint8)
-    assert IncrementalClassifier(size=32).fit(arrays, [0, 0, 1, 1])._directory.about().method == "ridge"
+    arrays, labels = np.zeros((10, 8, 8, 3), dtype=np.uint8), [0, 1] * 5
+    assert IncrementalClassifier(size=32).fit(arrays, labels)._directory.about().method == "ridge"
     for gray_or_scratch in (arrays[..., 0], arrays):
         few = {"method.generator.train.steps": 2, "method.generator.feature_passes": 1}
         scratch = IncrementalClassifier(from_scratch=True, steps=2, settings=few | {"model.width": 4})
-        assert scratch.fit(gray_or_scratch, [0, 0, 1, 1])._directory.about().method == "etag"
+        assert scratch.fit(gray_or_scratch, labels)._directory.about().method == "etag"
