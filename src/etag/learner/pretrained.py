@@ -15,7 +15,7 @@ from etag.learner import hugging_face
 from etag.learner.model_directory import ModelDirectory
 from etag.models.backbone import DEFAULT_BACKBONE, ModelOptions
 
-PACKAGE, HUB, RUN = "pkg:", hugging_face.HUB, "run:"  # prefixes of a source of weights
+PACKAGE, HUB, RUN, TIMM = "pkg:", hugging_face.HUB, "run:", "timm:"  # prefixes of a source of weights
 STORE = "ETAG_STORE"  # `etag bench` sets this variable to the folder that holds the runs of its grid
 
 
@@ -113,6 +113,12 @@ def locate(source: str) -> Located:
         return _in_transformers(hugging_face.download(source))
     if source.startswith(RUN):
         return _in_run(source.removeprefix(RUN))
+    if source.startswith(TIMM):
+        raise EtagError(
+            "weights are not loaded through timm. Save them where timm works: torch.save(timm.create_model("
+            f"'{source.removeprefix(TIMM)}', pretrained=True).state_dict(), 'weights.pth'), then set "
+            "model.weights=weights.pth and a model.backbone with the same layers, such as resnet18."
+        )
     path = Path(source).expanduser()
     if ModelDirectory(path).exists():
         return _in_model(ModelDirectory(path))
