@@ -27,6 +27,8 @@ from etag.models.backbone import ModelOptions
 settings.register_profile("etag", deadline=None, derandomize=True, database=None)
 settings.load_profile("etag")
 
+os.environ["ETAG_PRECISION"] = "32-true"  # results are compared to the last bit; commands inherit it
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

@@ -328,10 +328,10 @@ def test_a_grid_in_any_yaml_style_can_be_recorded_and_read_again(tmp_path, text)
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     grid = Grid.load(str(file))
-    (tmp_path / "grid.yaml").write_text(grid.recorded("etag bench mine.yaml", grid.all_runs()))
+    (tmp_path / "grid.yaml").write_text(grid.recorded("etag bench mine.yaml", grid.all_runs(), "32-true"))
     again = Grid.load(str(tmp_path / "grid.yaml"))
     assert (again.name, again.blocks) == ("mine", grid.blocks)
-    assert again.recorded("etag bench mine.yaml", again.all_runs()) == (tmp_path / "grid.yaml").read_text()
+    assert again.recorded("etag bench mine.yaml", again.all_runs(), "32-true") == (tmp_path / "grid.yaml").read_text()
 
 
 @pytest.mark.slow
@@ -353,7 +353,7 @@ def test_the_recorded_command_of_a_grid_given_as_a_file_works(tmp_path, options)
 
 def test_a_name_in_a_recorded_grid_cannot_leave_its_folder(tmp_path):
     grid = Grid.load(grid_file(tmp_path))
-    text = grid.recorded("etag bench x", []).replace("name: tiny", "name: ../../evil")
+    text = grid.recorded("etag bench x", [], "32-true").replace("name: tiny", "name: ../../evil")
     (tmp_path / "grid.yaml").write_text(text)
     assert Grid.load(str(tmp_path / "grid.yaml")).name == "grid"
 

@@ -128,8 +128,10 @@ class RuntimeOptions(Options):
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="device; auto: a GPU if any")
     devices: PositiveInt = Field(1, description="processes per machine, one per device; torchrun overrides it")
     num_nodes: PositiveInt = Field(1, description="number of machines")
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = Field(
-        "32-true", description="float32, or mixed with bfloat16 or float16"
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = Field(
+        "auto",
+        description="float32, or mixed with bfloat16 or float16; auto: bfloat16 if the processor or GPU has units for "
+        "it, else float32; $ETAG_PRECISION sets what auto means",
     )
     compile: bool = Field(False, description="use torch.compile: a minute at the start, faster steps")
     threads: PositiveInt | None = Field(None, description="CPU threads; null: PyTorch's default")

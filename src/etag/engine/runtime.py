@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from etag.core.errors import EtagError
@@ -76,6 +77,31 @@ def compiled(parts: Sequence[nn.Module]) -> Iterator[None]:
             part._compiled_call_impl = None
 
 
+def resolve_precision(options: RuntimeOptions, recorded: str | None = None) -> RuntimeOptions:
+    """The options with a precision that is not `auto`: the one that was recorded when the work began, else
+    $ETAG_PRECISION, else bfloat16 if the device computes in it, else float32."""
+    if options.precision != "auto":
+        return options
+    chosen = recorded or os.environ.get("ETAG_PRECISION") or "auto"
+    if chosen == "auto":
+        chosen = "bf16-mixed" if computes_in_bfloat16(options.accelerator) else "32-true"
+    try:
+        return RuntimeOptions.model_validate(options.model_dump() | {"precision": chosen})
+    except ValidationError:
+        raise EtagError(f"ETAG_PRECISION={chosen!r} is not a precision: set 32-true, bf16-mixed or 16-mixed.") from None
+
+
+def computes_in_bfloat16(accelerator: str) -> bool:
+    """Whether the device has units for bfloat16 (AVX-512 BF16, AMX, Ampere and later GPUs). Others emulate it, which is
+    slower than float32."""
+    if accelerator in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.cuda.get_device_capability() >= (8, 0)
+    if accelerator == "mps" or (accelerator == "auto" and torch.backends.mps.is_available()):
+        return False
+    features = torch.cpu.get_capabilities()
+    return bool(features.get("avx512_bf16") or features.get("amx_bf16"))
+
+
 def is_follower() -> bool:
     """Whether this process was started beside a leader (by Fabric or torchrun) and must not print or write."""
     return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
@@ -84,6 +110,7 @@ def is_follower() -> bool:
 def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strategy: str = "auto") -> None:
     """Run `work(runtime, *args)` in as many processes as there are devices. Nothing is returned: Fabric's spawning
     launcher waits forever for a result that does not fit into a pipe. The leader writes results to files."""
+    options = resolve_precision(options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.accelerator == "cuda" and not torch.cuda.is_available():

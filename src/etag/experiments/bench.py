@@ -7,12 +7,15 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
+from etag.core.options import RuntimeOptions
+from etag.engine.runtime import resolve_precision
+from etag.experiments import yaml_files
 from etag.experiments.estimate import Estimate, estimate
 from etag.experiments.grid import ADAPTED, FAILED, Grid, PlannedRun
 from etag.experiments.run_directory import RunDirectory
@@ -82,10 +85,11 @@ class Bench:
     restart: bool = False  # replace runs of another configuration
     runs: dict[str, RunStatus] = field(default_factory=dict)  # by name: the runs known so far
     planned: list[PlannedRun] = field(default_factory=list)  # all runs, also those that wait for a search
+    precision: str = "auto"  # of all runs that do not set one themselves
 
     def execute(self, workers: Workers, display: Display) -> list[RunStatus]:
         """Execute all runs that are not done; returns the status of every run, also of those that failed."""
-        self.planned = self.grid.all_runs()
+        self.planned, self.precision = self.grid.all_runs(), self._pinned_precision()
         with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
             self._write_grid()
             jobs: dict[str, Job] = {}
@@ -122,14 +126,27 @@ class Bench:
         """Write the grid's file beside its results."""
         try:
             self.results.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned))
+            write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned, self.precision))
         except OSError as error:
             raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
+
+    def _pinned_precision(self) -> str:
+        """As the grid began, on whatever machine that was; a new grid takes the one of this machine."""
+        try:
+            recorded = yaml_files.read(self.results / "grid.yaml").get("bench", {}).get("precision")
+        except (EtagError, AttributeError):  # a new grid, or a file that somebody changed: it is written anew
+            recorded = None
+        known = ("32-true", "bf16-mixed", "16-mixed")
+        return resolve_precision(RuntimeOptions(), recorded if recorded in known else None).precision
+
+    def _pinned(self, run: PlannedRun) -> PlannedRun:
+        runtime = resolve_precision(run.config.runtime, self.precision)
+        return replace(run, config=run.config.model_copy(update={"runtime": runtime}))
 
     def _plan(self) -> None:
         """Add all runs that can be configured now: the results of a search may allow new ones."""
         while new := [run for run in self.grid.plan(self._score) if run.name not in self.runs]:
-            for run in new:
+            for run in map(self._pinned, new):
                 self.runs[run.name] = status = self.status(run)
                 if status.state == "failed" and self.restart:
                     for folder in (self.results, self.store):

@@ -136,9 +136,10 @@ class Grid:
             checked = [b.model_copy(update={"settings": b.settings | {"plugins": [*plugins]}}) for b in checked]
         return cls(own_name, text, tuple(checked), name in recipes.grids(), tuple(plugins))
 
-    def recorded(self, command: str, runs: Sequence[PlannedRun]) -> str:
-        """The grid's file for its results: its own text, then the key `bench` with name, command and planned runs."""
-        added = {"name": self.name, "command": command, "runs": [run.name for run in runs]}
+    def recorded(self, command: str, runs: Sequence[PlannedRun], precision: str) -> str:
+        """The grid's file for its results: its own text, then the key `bench` with name, command, precision and planned
+        runs."""
+        added = {"name": self.name, "command": command, "precision": precision, "runs": [run.name for run in runs]}
         return f"{self.text.rstrip()}\n{BENCH_MARKER}{yaml_files.write({'bench': added})}"
 
     def all_runs(self) -> list[PlannedRun]:

@@ -20,7 +20,7 @@ from etag.data.preprocess import Preprocess
 from etag.data.rows import pick_rows
 from etag.data.scenario import build_scenario
 from etag.engine.progress import ProgressBars, StepLog
-from etag.engine.runtime import Runtime, launch
+from etag.engine.runtime import Runtime, launch, resolve_precision
 from etag.evaluation.metrics import accuracy_after_each_task, summary
 from etag.experiments.config import RunConfig
 from etag.experiments.run_directory import RunDirectory
@@ -44,6 +44,8 @@ def run(
     been interrupted; a finished one is not run again."""
     directory = RunDirectory(out)
     if restart or not directory.finished(config):
+        recorded = None if restart else directory.precision
+        config = config.model_copy(update={"runtime": resolve_precision(config.runtime, recorded)})
         launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
     elif verbose:
         print(printable(f"'{out}' already contains this run, finished; use --restart to run it again."))
@@ -199,6 +201,7 @@ def _identity(config: RunConfig, remarks: dict[str, str]) -> dict[str, Any]:
         "data": config.data.name,
         "split": config.split,
         "seed": config.seed,
+        "precision": config.runtime.precision,
         "remarks": remarks,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",

@@ -46,6 +46,14 @@ class RunDirectory:
         """Whether --restart was killed while it deleted the run that was here."""
         return self._restarting.is_file()
 
+    @property
+    def precision(self) -> str | None:
+        """The precision that the run began with; None if there is no run."""
+        if self.restarting or not self.config.is_file():
+            return None
+        recorded = dotted(yaml_files.read(self.config)).get("runtime.precision")
+        return recorded if isinstance(recorded, str) else None
+
     def begin(self, config: RunConfig, restart: bool) -> None:
         """Prepare the directory: a run of the same configuration is resumed, any other replaced only on `restart`."""
         for folder in (self.path, self.features, self.generated):

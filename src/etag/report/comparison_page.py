@@ -154,6 +154,7 @@ def _values(collection: Collection, sections: Sequence[Section], start: Path) ->
         "unfinished": [relative(path, start) for path in collection.unfinished],
         "grids": [(grid, grid.command(start)) for grid in collection.grids],
         "machines": _distinct(run.metrics.machine for run in runs),
+        "precisions": _distinct(run.metrics.precision for run in runs),
         "versions": {
             name: _distinct(run.metrics.versions.get(name, "") for run in runs)
             for name in dict.fromkeys(name for run in runs for name in run.metrics.versions)

@@ -63,6 +63,7 @@ class Metrics(BaseModel):
     confusion: list[list[Count]]
     versions: dict[Name, Name] = Field(max_length=100)
     machine: Sentence
+    precision: Name = "32-true"  # files of earlier versions do not say it: all were computed in float32
     remarks: dict[Name, Sentence] = Field(default_factory=dict, max_length=100)
     date: AwareDatetime
 
