@@ -123,7 +123,7 @@ def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strat
         devices=devices,
         num_nodes=nodes,
         strategy=strategy,
-        precision=options.precision,
+        precision=None if options.precision == "auto" else options.precision,
     )
     fabric.launch(_Entry(work, options, args))
 
