@@ -32,6 +32,12 @@ def test_exact_mode_asserts_that_losses_agree(task):
 
 
 @pytest.mark.slow
+def test_peers_have_the_same_losses():
+    printed = output("peers.py", "--images", 64, "--batch", 16, tiny=[])
+    assert printed.count("usual / etag") == 4
+
+
+@pytest.mark.slow
 def test_checkpoints():
     assert "of the time" in output("checkpoints.py", "--size", 8)
 
