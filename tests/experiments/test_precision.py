@@ -9,7 +9,11 @@ from tests.experiments.test_grid import TINY, bench, grid_file
 
 from etag.core.errors import EtagError
 from etag.core.options import RuntimeOptions
+from etag.core.random import Draws, Stream
+from etag.core.work import Batch
+from etag.data.scenario import build_scenario
 from etag.engine.runtime import resolve_precision
+from etag.evaluation.evaluate import predictions_pass
 from etag.experiments.run import run
 from etag.learner.model_directory import ModelDirectory
 
@@ -27,8 +31,8 @@ def processor(monkeypatch):
     return pretend
 
 
-def chosen(**options):
-    return resolve_precision(RuntimeOptions(**options)).precision
+def chosen(precision="auto"):
+    return resolve_precision(RuntimeOptions(precision=precision)).precision
 
 
 def test_auto_is_bfloat16_only_where_there_are_units_for_it(processor, monkeypatch):
@@ -50,14 +54,14 @@ def test_the_environment_says_what_auto_means(processor, monkeypatch):
     processor(True)
     monkeypatch.setenv("ETAG_PRECISION", "32-true")
     assert chosen() == "32-true"
-    assert resolve_precision(RuntimeOptions(), recorded="bf16-mixed").precision == "bf16-mixed"
+    assert resolve_precision(RuntimeOptions(precision="auto"), recorded="bf16-mixed").precision == "bf16-mixed"
     monkeypatch.setenv("ETAG_PRECISION", "half")
     with pytest.raises(EtagError, match=r"^ETAG_PRECISION='half' is not a precision: set 32-true, bf16-mixed or"):
         chosen()
 
 
 def test_a_run_is_resumed_in_the_precision_that_it_began_with(processor, small, tmp_path, monkeypatch):
-    config = small("fine")
+    config = small("fine", **{"runtime.precision": "auto"})
     processor(True)
     run(config, tmp_path / "whole")
     save = ModelDirectory.save
@@ -79,15 +83,18 @@ def test_a_run_is_resumed_in_the_precision_that_it_began_with(processor, small, 
     assert run(config, tmp_path / "other")["precision"] == "32-true"
 
 
-def test_all_runs_of_a_grid_have_the_precision_that_it_began_with(processor, tmp_path):
-    processor(True)
-    (first,) = bench(tmp_path, grid_file(tmp_path))
-    processor(False)
-    both = bench(tmp_path, grid_file(tmp_path, methods=["fine", "lwf"], settings=TINY))
+@pytest.mark.parametrize(("began", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_all_runs_of_a_grid_have_the_precision_that_it_began_with(processor, tmp_path, began, expected):
+    settings = TINY | {"runtime.precision": "auto"}
+    processor(began)
+    (first,) = bench(tmp_path, grid_file(tmp_path, settings=settings))
+    processor(not began)
+    both = bench(tmp_path, grid_file(tmp_path, methods=["fine", "lwf"], settings=settings))
     assert [status.state for status in (first, *both)] == ["done"] * 3
     for status in both:
-        metrics = json.loads((tmp_path / "results" / status.run.name / "metrics.json").read_text())
-        assert metrics["precision"] == "bf16-mixed"
+        folder = tmp_path / "results" / status.run.name
+        assert json.loads((folder / "metrics.json").read_text())["precision"] == expected
+        assert f"--set runtime.precision={expected}" in (folder / "command.txt").read_text()
 
 
 OWN = {
@@ -121,3 +128,21 @@ def test_every_method_trains_in_bfloat16(small, one_of_each_kind, tmp_path):
 )
 def test_every_generator_and_refit_trains_in_bfloat16(small, options, tmp_path):
     assert run(small("gfr", **options, **{"runtime.precision": "bf16-mixed"}), tmp_path)["precision"] == "bf16-mixed"
+
+
+def test_bfloat16_predictions_are_those_of_etag_predict(small, tmp_path):
+    """Scores are computed in float32 from features in bfloat16: they do not tie."""
+    config = small("ncm", **{"split": "b2-1x2", "runtime.precision": "bf16-mixed", "data.test_per_class": 40})
+    run(config, tmp_path)
+    classifier, _ = ModelDirectory(tmp_path).load_classifier()
+    task = build_scenario(config.data, config.split, config.seed)[0].tasks[0]
+    preprocess = build_scenario(config.data, config.split, config.seed)[1]
+    inputs = preprocess.centered(task.test.pixels)
+    batch = Batch(inputs, task.test.labels, Draws(Stream.root(0)), len(inputs))
+    module = predictions_pass(None, classifier, [2, 2], scores=True).module
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        scores = module(batch)["scores"]
+        features = classifier.backbone(inputs)
+    assert features.dtype == torch.bfloat16
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, classifier.classify(features.float()))

@@ -118,7 +118,7 @@ def test_a_class_is_forgotten_exactly_with_moments_per_class(frozen, name):
     forgetting, never = frozen(name, options), frozen(name, options)
     forgetting.learn(0, 1)
     assert isinstance(forgetting.method, CanForget)
-    assert forgetting.method.forget(1) == "", "nothing remains"
+    assert forgetting.method.forget(1) == "", "nothing remains of it with a given penalty"
     task = never.task(0)
     others = (task.train.labels != 1).nonzero().flatten()
     labels = torch.tensor([0, 1, 1])[task.train.labels[others]]  # 2 becomes 1

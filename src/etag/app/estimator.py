@@ -99,9 +99,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         about, config = self._configured(known, len(names), pixels.shape[-1], pixels.shape[1])
         _check_channels(pixels, about)
         number = {name: place for place, name in enumerate(order)}
-        images = MemoryImages(pixels, torch.tensor([number[name] for name in names])).resized(about.preprocess.resize)
+        given = MemoryImages(pixels, torch.tensor([number[name] for name in names]))
+        fingerprint = checksum(given.pixels.numpy().tobytes() + given.labels.numpy().tobytes())
+        images = given.resized(about.preprocess.resize)
         train, held_out = (images.select(rows) for rows in hold_out_rows(images.labels))
-        fingerprint = checksum(images.pixels.numpy().tobytes() + images.labels.numpy().tobytes())
         return about, config, LessonImages(train, held_out, tuple(order), fingerprint)
 
     def _configured(
@@ -112,7 +113,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         values = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
         if known is None:
             recipe = default_settings.recipe_for(values, self.from_scratch or channels != 3)
-            defaults = {"data.size": side, "model.width": 16}
+            defaults = {"data.size": side} | ({"model.width": 16} if self.weights is None else {})
             if recipe == default_settings.PRETRAINED:
                 defaults = default_settings.for_pretrained(images)
             about, config = first_lesson(images, defaults | values, recipe=recipe)

@@ -343,7 +343,10 @@ def forget_class(model: Path, name: Name) -> tuple[ModelInfo, str]:
     with directory.locked() as completed:
         directory.check_no_run()
         if completed and name not in directory.about().classes:
-            return directory.about(), ""  # this very command was killed before it had deleted all older versions
+            return (
+                directory.about(),
+                "as was printed before, or see docs/models.md",
+            )  # this very command was killed before it had deleted all older versions
         method, about = directory.load_method()
         if name not in about.classes:
             raise EtagError(f"'{model}' knows no class '{name}': it knows {', '.join(map(str, about.classes))}.")

@@ -122,6 +122,9 @@ def _apply_length(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"milestones": tuple(scaled(epoch) for epoch in options["milestones"])}
 
 
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
 class RuntimeOptions(Options):
     """Where and in which precision a run computes; they change speed and rounding, not the experiment."""
 
@@ -129,7 +132,7 @@ class RuntimeOptions(Options):
     devices: PositiveInt = Field(1, description="processes per machine, one per device; torchrun overrides it")
     num_nodes: PositiveInt = Field(1, description="number of machines")
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = Field(
-        "auto",
+        "32-true",
         description="float32, or mixed with bfloat16 or float16; auto: bfloat16 if the processor or GPU has units for "
         "it, else float32; $ETAG_PRECISION sets what auto means",
     )

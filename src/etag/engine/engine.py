@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from etag.core.errors import EtagError
+from etag.core.precision import at_least_single
 from etag.core.work import Callback, Checkpointer, DataPass, Phase, Plan
 from etag.engine.runtime import Runtime
 from etag.engine.training import LOG_EVERY, Training
@@ -86,7 +87,7 @@ class Engine:
         for epoch in range(data_pass.epochs):
             for batch in data_pass.batches.epoch(epoch):
                 with torch.set_grad_enabled(data_pass.gradients), self.runtime.fabric.autocast():
-                    result = {name: _single(value.detach()) for name, value in data_pass.module(batch).items()}
+                    result = {name: at_least_single(value.detach()) for name, value in data_pass.module(batch).items()}
                 yield result
                 done, rows = done + 1, rows + batch.total
                 if done % LOG_EVERY == 0 or done == steps:
@@ -103,8 +104,3 @@ class Engine:
         yield
         for callback in self._callbacks:
             callback.on_phase_end(name, time.perf_counter() - start)
-
-
-def _single(value: Tensor) -> Tensor:
-    """In single precision, if it is in half: what follows from a data pass is computed outside of autocast."""
-    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value

@@ -92,14 +92,14 @@ def resolve_precision(options: RuntimeOptions, recorded: str | None = None) -> R
 
 
 def computes_in_bfloat16(accelerator: str) -> bool:
-    """Whether the device has units for bfloat16 (AVX-512 BF16, AMX, Ampere and later GPUs). Others emulate it, which is
-    slower than float32."""
+    """Whether the device has units for bfloat16 (AVX-512 BF16, AMX, ARM's BF16, GPUs from Ampere on). Others emulate
+    it, which is slower than float32."""
     if accelerator in ("auto", "cuda") and torch.cuda.is_available():
         return torch.cuda.get_device_capability() >= (8, 0)
     if accelerator == "mps" or (accelerator == "auto" and torch.backends.mps.is_available()):
         return False
-    features = torch.cpu.get_capabilities()
-    return bool(features.get("avx512_bf16") or features.get("amx_bf16"))
+    features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of PyTorch do not tell
+    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def is_follower() -> bool:

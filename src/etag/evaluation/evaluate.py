@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from etag.core.evaluation import Evaluation
+from etag.core.precision import at_least_single
 from etag.core.scenario import Task
 from etag.core.work import Batch, Batches, DataPass
 from etag.models.classifier import Classifier
@@ -20,7 +21,9 @@ class _Predictions(nn.Module):
         self._task_of_class = torch.tensor([task for task, size in enumerate(task_sizes) for _ in range(size)])
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        scores, familiarity = self.classifier.predict(batch.inputs)
+        features = self.classifier.backbone(batch.inputs)
+        with torch.autocast(features.device.type, enabled=False):  # as `etag predict`: in half precision scores may tie
+            scores, familiarity = self.classifier.predict_from(at_least_single(features))
         tasks = self._task_of_class.to(scores.device)
         other_task = tasks[None, :] != tasks[batch.labels][:, None]
         task_aware = scores[:, : len(tasks)].masked_fill(other_task, -torch.inf).argmax(1)

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, user_cache, write_atomically
-from etag.core.options import RuntimeOptions
+from etag.core.options import PRECISIONS
 from etag.engine.runtime import resolve_precision
 from etag.experiments import yaml_files
 from etag.experiments.estimate import Estimate, estimate
@@ -89,7 +89,8 @@ class Bench:
 
     def execute(self, workers: Workers, display: Display) -> list[RunStatus]:
         """Execute all runs that are not done; returns the status of every run, also of those that failed."""
-        self.planned, self.precision = self.grid.all_runs(), self._pinned_precision()
+        self.planned = self.grid.all_runs()
+        self.precision = self._pinned_precision()
         with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
             self._write_grid()
             jobs: dict[str, Job] = {}
@@ -131,17 +132,22 @@ class Bench:
             raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
 
     def _pinned_precision(self) -> str:
-        """As the grid began, on whatever machine that was; a new grid takes the one of this machine."""
+        """As the grid began, on whatever machine that was (in float32, if its file does not say it: it is old); a new
+        grid takes the one of this machine."""
         try:
-            recorded = yaml_files.read(self.results / "grid.yaml").get("bench", {}).get("precision")
-        except (EtagError, AttributeError):  # a new grid, or a file that somebody changed: it is written anew
-            recorded = None
-        known = ("32-true", "bf16-mixed", "16-mixed")
-        return resolve_precision(RuntimeOptions(), recorded if recorded in known else None).precision
+            added = yaml_files.read(self.results / "grid.yaml").get("bench")
+        except EtagError:  # there is none, or it is written anew
+            added = None
+        recorded = added.get("precision", "32-true") if isinstance(added, dict) else None
+        runtime = self.planned[0].config.runtime.model_copy(update={"precision": "auto"})
+        return resolve_precision(runtime, recorded if recorded in PRECISIONS else None).precision
 
     def _pinned(self, run: PlannedRun) -> PlannedRun:
+        if run.config.runtime.precision != "auto":
+            return run
         runtime = resolve_precision(run.config.runtime, self.precision)
-        return replace(run, config=run.config.model_copy(update={"runtime": runtime}))
+        command = f"{run.command} --set runtime.precision={runtime.precision}"
+        return replace(run, config=run.config.model_copy(update={"runtime": runtime}), command=command)
 
     def _plan(self) -> None:
         """Add all runs that can be configured now: the results of a search may allow new ones."""
@@ -168,6 +174,8 @@ class Bench:
             directory = RunDirectory(folder / run.name)
             try:
                 if directory.finished(run.config):
+                    if run.name.startswith(ADAPTED) and not directory.model.exists():
+                        raise EtagError(f"'{directory.path}' has no model any more: delete it, and it is run again.")
                     return _done(run, directory)
                 directory.check(run.config)
             except EtagError as error:

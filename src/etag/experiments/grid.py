@@ -41,11 +41,25 @@ class Search(Options):
     held_out: float = Field(0.2, gt=0, lt=1, description="share of each class's training images to evaluate on")
 
 
+def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """By dotted key; what has a list of its own in a block is refused."""
+    flat = dotted(settings)
+    for key, own in (("method", "methods"), ("method.name", "methods"), ("split", "splits"), ("seed", "seeds")):
+        if key in flat:
+            raise ValueError(f"'{key}' cannot be a setting: list its values under '{own}'")
+    return flat
+
+
 class Adaptation(Options):
     """Fine-tuning on the classes of the base task: one backbone per seed, with which all runs of a block start."""
 
     classes: int = Field(description="the number of classes of the base task", gt=1)
     settings: dict[str, Any] = Field(default_factory=dict, description="of the fine-tuning, by dotted key")
+
+    @field_validator("settings")
+    @classmethod
+    def _dotted_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return _checked_settings(settings)
 
 
 class Block(Options):
@@ -66,15 +80,11 @@ class Block(Options):
     @field_validator("settings")
     @classmethod
     def _dotted_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        flat = dotted(settings)
-        for key, own in (("method", "methods"), ("method.name", "methods"), ("split", "splits"), ("seed", "seeds")):
-            if key in flat:
-                raise ValueError(f"'{key}' cannot be a setting: list its values under '{own}'")
-        return flat
+        return _checked_settings(settings)
 
     @property
     def count(self) -> int:
-        """The number of its runs, with those of its search."""
+        """The number of its runs, with those that they depend on."""
         tried = 0 if self.search is None else math.prod(map(len, self.search.over.values()))
         adapted = 0 if self.adaptation is None else len(self.seeds)
         return adapted + len(self.methods) * (len(self.seeds) * len(self.splits or [""]) * len(self.variants) + tried)
@@ -153,6 +163,7 @@ class Grid:
 
     def _plan(self, score: Score, with_adapted: bool) -> list[PlannedRun]:
         runs = [run for block in self.blocks for run in _runs(block, score, with_adapted)]
+        runs = [run for place, run in enumerate(runs) if not (run.name.startswith(ADAPTED) and run in runs[:place])]
         if twice := [name for name, times in Counter(run.name for run in runs).items() if times > 1]:
             raise EtagError(
                 f"the grid '{self.name}' has several runs with the name {min(twice)}: give their variants "
@@ -204,7 +215,8 @@ def _runs(block: Block, score: Score, with_adapted: bool) -> Iterator[PlannedRun
 
 def _adapting(block: Block, adaptation: Adaptation, seed: int) -> PlannedRun:
     """The run that fine-tunes the backbone."""
-    settings = block.settings | dotted(adaptation.settings) | {"data.first_classes": adaptation.classes}
+    own = {key: value for key, value in block.settings.items() if not key.startswith("method.")}
+    settings = own | adaptation.settings | {"data.first_classes": adaptation.classes}
     return _planned(block, "fine", f"b0-1x{adaptation.classes}", seed, "", settings, ADAPTED)
 
 

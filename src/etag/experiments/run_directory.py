@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, make_folder, read_file, remove, remove_partial, write_atomically
-from etag.core.options import dotted
+from etag.core.options import PRECISIONS, dotted
 from etag.experiments import yaml_files
 from etag.experiments.config import RunConfig
 from etag.learner.model_directory import LOCK, ModelDirectory
@@ -52,7 +52,7 @@ class RunDirectory:
         if self.restarting or not self.config.is_file():
             return None
         recorded = dotted(yaml_files.read(self.config)).get("runtime.precision")
-        return recorded if isinstance(recorded, str) else None
+        return recorded if recorded in PRECISIONS else None
 
     def begin(self, config: RunConfig, restart: bool) -> None:
         """Prepare the directory: a run of the same configuration is resumed, any other replaced only on `restart`."""

@@ -145,7 +145,9 @@ class Learner:
         if self.directory is None:
             return None
         if self.runtime.leader:
-            self.directory.prepare_checkpoint_folder([self.about.config, task.index, options.fingerprint])
+            self.directory.prepare_checkpoint_folder(
+                [self.about.config, task.index, options.fingerprint, self.runtime.options.precision]
+            )
         self.runtime.fabric.barrier()  # the folder is ready
         folder, leader = self.directory.unfinished / "checkpoints", self.runtime.leader
         checkpointer = TaskCheckpointer(

@@ -138,7 +138,7 @@ def _in_run(name: str) -> Located:
     """The backbone of another run of the same grid."""
     store = os.environ.get(STORE)
     directory = ModelDirectory(Path(store or "", name))
-    if store is None or ".." in Path(name).parts or not directory.exists():
+    if store is None or not directory.exists():
         raise EtagError(
             f"model.weights={RUN}{name} is the backbone of another run of a grid, which is not there: give the command "
             f"`etag bench`, or set {STORE} to the folder of its runs."

@@ -34,6 +34,7 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
 
     has_e_variant: ClassVar[bool] = False
     updates_exactly = True
+    stored_choices: str = ""  # what `choose` stores, if anything
     rule: PredictionRule
     familiarity: Familiarity
 
@@ -92,6 +93,8 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
                 "how its features varied around their mean, in the second moments that all classes share (with "
                 "method.statistics=per_class nothing of that would be left)"
             )
+        if self.stored_choices:
+            remains.append(f"{self.stored_choices}, sums over the images of all classes")
         self.remove_from_task_sizes(label)
         self.fit_all()
         return "; ".join(remains)

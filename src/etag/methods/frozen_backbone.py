@@ -77,7 +77,7 @@ class FrozenBackboneMethod(Method[OptionsT]):
             )
 
     def new_head_classes(self, classes: int) -> int:
-        """The head gets the base classes, if it is to train the backbone."""
+        """All, or the base classes if the head is to train the backbone, or none."""
         return classes if self.head_for_all_classes or (len(self.task_sizes) == 1 and self.adapts) else 0
 
     def sees_features(self, index: int) -> bool:

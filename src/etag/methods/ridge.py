@@ -16,9 +16,7 @@ from etag.models.prediction import LinearRule
 class RidgeOptions(ClosedFormOptions):
     """Options of ridge regression."""
 
-    projection: PositiveInt | None = Field(
-        None, description="number of random projections max(0, P' f) in place of the features f (RanPAC); null: none"
-    )
+    projection: PositiveInt | None = Field(None, description="features become so many projections max(0, P' f)")
     penalty: PositiveFloat | None = Field(
         None, description="lambda; null: the best of a list by leave-one-out errors on the images of each task"
     )
@@ -52,6 +50,7 @@ class Ridge(ClosedFormMethod[RidgeOptions]):
         """Store the errors of all penalties that are tried, summed over the tasks so far."""
         super().build(stream)
         self.parts["penalty"] = self.errors = PenaltyErrors()
+        self.stored_choices = "" if self.options.penalty else "the errors of the penalties that were tried"
 
     def problem(self) -> RidgeProblem:
         """The normal equations."""

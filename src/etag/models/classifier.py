@@ -41,7 +41,10 @@ class Classifier(nn.Module):
     def predict(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities, and how familiar each image is, one number per image: from class statistics
         (`Familiarity`), or else the highest probability."""
-        features = self.backbone(images)
+        return self.predict_from(self.backbone(images))
+
+    def predict_from(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """As `predict`, from pooled features."""
         scores = self.classify(features)
         if self.familiarity is None:
             return scores, scores.amax(1).exp()
