@@ -46,8 +46,9 @@ def learn(model: Path, lessons: list[Path], method: str, seed: int, from_scratch
     known = len(ModelDirectory(model).about().history) if ModelDirectory(model).exists() else 0
     for number, lesson in list(enumerate(lessons))[known:]:
         first = number == 0
+        chosen = settings if first else [word for word in settings if word.startswith(("train.", "runtime."))]
         learn_folder(
-            model, lesson, given if first else {}, settings, from_scratch=from_scratch and first, print_line=print
+            model, lesson, given if first else {}, chosen, from_scratch=from_scratch and first, print_line=print
         )
 
 
