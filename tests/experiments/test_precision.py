@@ -16,6 +16,7 @@ from etag.engine.runtime import resolve_precision
 from etag.evaluation.evaluate import predictions_pass
 from etag.experiments.run import run
 from etag.learner.model_directory import ModelDirectory
+from etag.methods.registry import METHODS
 
 
 @pytest.fixture
@@ -83,7 +84,9 @@ def test_a_run_is_resumed_in_the_precision_that_it_began_with(processor, small, 
     assert run(config, tmp_path / "other")["precision"] == "32-true"
 
 
-@pytest.mark.parametrize(("began", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
+@pytest.mark.parametrize(
+    ("began", "expected"), [(True, "bf16-mixed"), pytest.param(False, "32-true", marks=pytest.mark.slow)]
+)
 def test_all_runs_of_a_grid_have_the_precision_that_it_began_with(processor, tmp_path, began, expected):
     settings = TINY | {"runtime.precision": "auto"}
     processor(began)
@@ -104,9 +107,12 @@ OWN = {
 }
 
 
-def test_every_method_trains_in_bfloat16(small, one_of_each_kind, tmp_path):
-    own = OWN.get(one_of_each_kind) or OWN.get(one_of_each_kind.removeprefix("e"), {})
-    metrics = run(small(one_of_each_kind, **own, **{"split": "b2-1x2", "runtime.precision": "bf16-mixed"}), tmp_path)
+@pytest.mark.parametrize(
+    "name", [name if name == "etag" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_every_method_trains_in_bfloat16(small, name, tmp_path):
+    own = OWN.get(name) or OWN.get(name.removeprefix("e"), {})
+    metrics = run(small(name, **own, **{"split": "b2-1x2", "runtime.precision": "bf16-mixed"}), tmp_path)
     assert metrics["precision"] == "bf16-mixed"
     method, _ = ModelDirectory(tmp_path).load_method()
     for part in method.parts.values():
@@ -119,10 +125,15 @@ def test_every_method_trains_in_bfloat16(small, one_of_each_kind, tmp_path):
     "options",
     [
         {"method.generator.decoder_noise": True},
-        {"method.generator.standardize": True, "method.refit": "ridge"},
-        {"method.generator": {"kind": "wgan", "train": {"epochs": 1, "batch_size": 8}}},
-        {"method.generator": "prototypes"},
-        {"method.refit": {"steps": 4, "batch_size": 8, "lr": 1e-2}},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"method.generator.standardize": True, "method.refit": "ridge"},
+                {"method.generator": {"kind": "wgan", "train": {"epochs": 1, "batch_size": 8}}},
+                {"method.generator": "prototypes"},
+                {"method.refit": {"steps": 4, "batch_size": 8, "lr": 1e-2}},
+            )
+        ),
     ],
     ids=str,
 )
