@@ -412,8 +412,8 @@ class Method(ABC, Generic[OptionsT]):
         from."""
         return {}
 
-    def remove_class(self, label: int) -> None:
-        """Remove a class from solver and generator; for methods that can forget."""
+    def remove_class(self, label: int) -> str:
+        """Remove a class from solver and generator, for methods that can forget; returns what remains of it."""
         if self.memory is not None or self.options.head.growth != "growing" or self.options.head.per_task:
             raise EtagError(f"{self.options.name} can forget a class only with one growing head and without exemplars.")
         if self.embedding is not None and label < self.task_sizes[0]:
@@ -427,6 +427,7 @@ class Method(ABC, Generic[OptionsT]):
             self.generator.remove_class(label)
         self.solver.head.remove_rows(label)
         self.remove_from_task_sizes(label)
+        return "weights of networks that were trained with its images"
 
     def remove_from_task_sizes(self, label: int) -> None:
         """One class less in the task that brought the class `label`; a task without classes is dropped."""

@@ -190,8 +190,7 @@ class ETag(Method[EtagOptions]):
 
     def forget(self, label: int) -> str:
         """Remove a class from head, auxiliaries and generator."""
-        self.remove_class(label)
-        return "weights of networks that were trained with its images"
+        return self.remove_class(label)
 
     @torch.no_grad()
     def generate_features(self, labels: Tensor) -> Tensor | None:

@@ -47,5 +47,4 @@ class Fine(Method[FineOptions]):
 
     def forget(self, label: int) -> str:
         """Remove a class from the head."""
-        self.remove_class(label)
-        return "weights of a network that was trained with its images"
+        return self.remove_class(label)
