@@ -226,6 +226,7 @@ def test_two_at_once(copied, digits_folder):
     assert first.wait(timeout=120) == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_lesson_is_resumed_and_the_model_predicts_as_before_meanwhile(copied, digits_folder):
     folder = digits_folder("third", (5, 6))
     before = etag("predict", copied, folder, "--format", "csv").stdout

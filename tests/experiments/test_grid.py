@@ -129,6 +129,7 @@ def test_the_runs_of_a_block_start_with_one_backbone_that_was_adapted_on_the_bas
         resolve("digits", {"model.weights": "run:adapted/b0-1x2/fine-seed0"})
 
 
+@pytest.mark.slow
 def test_runs_without_their_adapted_backbone_are_not_started(tmp_path):
     block = {"methods": ["ncm"], "adaptation": {"classes": 2, "settings": {"train.batch_size": 1}}}
     (status,) = bench(tmp_path, grid_file(tmp_path, runs=[block], settings=TINY))

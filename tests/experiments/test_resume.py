@@ -60,6 +60,7 @@ def test_a_run_cut_after_each_task_ends_as_one_that_was_never_cut(small, method,
     }
 
 
+@pytest.mark.slow
 def test_the_release_variant_with_its_dropped_auxiliary_is_resumed_too(small, tmp_path, cut_after):
     more = {"method.embedding.last_stage": True, "method.fidelity.aux_classes": "all", "method.head.growth": "fixed"}
     config = small("etag", **more)

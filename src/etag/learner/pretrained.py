@@ -116,8 +116,8 @@ def locate(source: str) -> Located:
     if source.startswith(TIMM):
         raise EtagError(
             "weights are not loaded through timm. Save them where timm works: network = timm.create_model("
-            f"'{source.removeprefix(TIMM)}', pretrained=True); torch.save(network.state_dict(), 'weights.pth'). Then set "
-            "model.weights=weights.pth and a model.backbone with the same layers, such as resnet18."
+            f"'{source.removeprefix(TIMM)}', pretrained=True); torch.save(network.state_dict(), 'weights.pth'). Then "
+            "set model.weights=weights.pth and a model.backbone with the same layers, such as resnet18."
         )
     path = Path(source).expanduser()
     if ModelDirectory(path).exists():
