@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from etag.core.errors import EtagError
+from etag.core.memory import images_at_a_time, reuse_freed_memory
 from etag.data.images import FileImages, unreadable_reason
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
@@ -29,8 +30,10 @@ class Prediction:
 def predict_pixels(classifier: Classifier, about: ModelInfo, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """For uint8 images of the model's size: probabilities, one row per image and one column per class, and how familiar
     each image is."""
+    reuse_freed_memory()
     device = next(classifier.parameters()).device
-    pieces = [classifier.predict(about.preprocess.centered(piece.to(device))) for piece in torch.split(pixels, BATCH)]
+    split = torch.split(pixels, images_at_a_time(BATCH, about.preprocess.size, device))
+    pieces = [classifier.predict(about.preprocess.centered(piece.to(device))) for piece in split]
     scores, familiarity = (torch.cat(found).cpu() for found in zip(*pieces, strict=True))
     return scores.exp(), familiarity
 

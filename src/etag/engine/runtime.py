@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from etag.core.errors import EtagError
+from etag.core.memory import reuse_freed_memory
 from etag.core.options import RuntimeOptions
 from etag.core.random import Placement
 
@@ -143,5 +144,6 @@ class _Entry:
         self._work, self._options, self._args = work, options, args
 
     def __call__(self, fabric: Fabric) -> None:
+        reuse_freed_memory()
         self._work(Runtime(fabric, self._options), *self._args)
         fabric.barrier()  # nobody exits before the leader has written

@@ -15,12 +15,14 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from etag.core.errors import EtagError
+from etag.core.memory import images_at_a_time
 from etag.core.options import Options, TrainOptions, merge
 from etag.core.outputs import Need
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import DataPass, ParameterGroup, Phase, Plan, Term
 from etag.data.batches import ImageBatches
+from etag.data.images import Features
 from etag.data.preprocess import Preprocess
 from etag.data.views import IDENTITY, ViewTransforms
 from etag.methods.abilities import MeasuresFamiliarity
@@ -365,7 +367,11 @@ class Method(ABC, Generic[OptionsT]):
 
     def pass_batches(self, name: str, images: ImageSet, augment: bool = False, size: int | None = None) -> ImageBatches:
         """Batches of images in the order of the data; large ones by default, because no gradients are held."""
-        c, size = self.context, size or 4 * self.context.train.batch_size
+        c = self.context
+        if size is None:
+            size = 4 * c.train.batch_size
+            if not isinstance(images, Features):
+                size = images_at_a_time(size, c.preprocess.size, c.placement.device)
         return ImageBatches(images, c.preprocess, size, self.stream(name), c.placement, augment=augment, shuffle=False)
 
     def store_exemplars(self, task: Task) -> Plan:
