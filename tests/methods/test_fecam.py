@@ -43,3 +43,15 @@ def test_scores_are_mahalanobis_distances_with_shrunk_correlations(frozen, covar
 def test_the_default_has_a_covariance_per_class_and_says_so():
     options = METHODS["fecam"].Options(name="fecam")
     assert (options.statistics, options.covariance) == ("per_class", "per_class")
+
+
+def test_matrices_of_old_classes_are_not_computed_again(frozen, monkeypatch):  # noqa: F811
+    made, calls = frozen("fecam", images=16), []
+    original = made.method.whitening
+    monkeypatch.setattr(made.method, "whitening", lambda covariance: calls.append(0) or original(covariance))
+    made.learn(0, 1)
+    assert len(calls) == 3 + 2
+    first = made.method.rule.factors.clone()
+    made.method.forget(0)
+    assert len(calls) == 3 + 2 + 4
+    torch.testing.assert_close(made.method.rule.factors, first[1:])
