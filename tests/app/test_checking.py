@@ -30,7 +30,7 @@ def flowers(shared_data, tmp_path):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Small images, to save time."""
-    monkeypatch.setattr(checking, "for_pretrained", lambda _: {"data.size": 96})
+    monkeypatch.setattr(checking, "default_side", lambda _: 96)
 
 
 def move(folder, kind, number, other):

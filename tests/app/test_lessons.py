@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.app.conftest import etag, printed, refused, settings
+from tests.small_transformers import SIDE, network, save
 
 from etag.app.predicting import predict_pixels
 from etag.data.folders import list_images
@@ -115,13 +116,27 @@ def test_other_methods_learn_lessons_too(digits_folder, tmp_path, method):
     assert found["images"] == 50
 
 
+def test_given_weights_are_frozen_and_get_a_head_in_closed_form(digits_folder, tmp_path):
+    weights = save(network("vit"), tmp_path / "vit")
+    done = etag("learn", tmp_path / "m", digits_folder("third", (5, 6)), "--weights", weights)
+    assert done.returncode == 0, done.stderr
+    assert f"a frozen vit, with the weights {weights}, and the method ridge: best for few" in done.stdout
+    assert f"{SIDE}x{SIDE} pixels" in done.stdout  # what the weights expect
+    done = etag("learn", tmp_path / "n", digits_folder("third", (5, 6)), "--weights", weights, "--from-scratch")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --from-scratch is without pre-trained weights: leave it out, or leave out the weights.\n",
+    )
+
+
 def test_training_starts_from_given_weights(learned, digits_folder, tmp_path):
     classifier, _ = ModelDirectory(learned).load_classifier()
     given = {name: value.contiguous() for name, value in classifier.backbone.state_dict().items()}
     save_file(given, tmp_path / "weights.safetensors")
-    frozen = settings("train.lr=1e-9", "train.base={steps: 1, lr: 1e-9}", "train.weight_decay=0")
+    still = settings("train.lr=1e-9", "train.base={steps: 1, lr: 1e-9}", "train.weight_decay=0", "model.train=all")
     folder = digits_folder("third", (5, 6))
-    done = etag("learn", tmp_path / "m", folder, "--weights", tmp_path / "weights.safetensors", *frozen)
+    words = ["--weights", tmp_path / "weights.safetensors", "--method", "etag"]
+    done = etag("learn", tmp_path / "m", folder, *words, *still)
     assert done.returncode == 0, done.stderr
     assert "weights.safetensors" in done.stdout
     found = ModelDirectory(tmp_path / "m").load_classifier()[0].backbone.state_dict()

@@ -11,7 +11,7 @@ from torch import Tensor
 from etag.app.backbones import load_backbone
 from etag.app.labels import WrongLabel, wrong_labels
 from etag.app.predicting import BATCH, predict_files
-from etag.app.settings import for_pretrained
+from etag.app.settings import default_side
 from etag.core.images import Resize
 from etag.data.folders import as_images, list_classes
 from etag.data.images import Features, FileImages, content_keys, unreadable_reason
@@ -98,7 +98,7 @@ def _feature_network(loaded: tuple[Classifier, ModelInfo] | None, images: int) -
         return _Network(classifier.backbone, about.preprocess, about.channels)
     if not default_is_installed():
         return None
-    default = load_backbone(DEFAULT, for_pretrained(images)["data.size"])
+    default = load_backbone(DEFAULT, default_side(images))
     return _Network(default.backbone, default.preprocess, channels=3)
 
 

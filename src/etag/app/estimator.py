@@ -1,8 +1,9 @@
 """A scikit-learn estimator: `fit`, `partial_fit` with new classes, `predict`, `predict_proba`, `score`."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -80,7 +81,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _from_folder(self, known: ModelInfo | None, folder: str | Path) -> tuple[ModelInfo, RunConfig, LessonImages]:
         listing = lesson_files(Path(folder), known.classes if known else ())
         files = [file for files in listing.values() for file in files]
-        side = default_settings.for_images(files, self.weights)["data.size"]
+        side = partial(default_settings.side_for, files)
         about, config = self._configured(known, len(files), side, channels=3)
         images = lesson_images(listing, about, config.data.memory, config.data.workers)
         return about, config, images
@@ -96,7 +97,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise EtagError(f"these classes are known already: {', '.join(map(repr, again))}.")
         if known is None and len(order) < 2:
             raise EtagError("a first lesson needs at least two classes.")
-        about, config = self._configured(known, len(names), pixels.shape[-1], pixels.shape[1])
+        about, config = self._configured(known, len(names), lambda: pixels.shape[-1], pixels.shape[1])
         _check_channels(pixels, about)
         number = {name: place for place, name in enumerate(order)}
         given = MemoryImages(pixels, torch.tensor([number[name] for name in names]))
@@ -106,16 +107,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return about, config, LessonImages(train, held_out, tuple(order), fingerprint)
 
     def _configured(
-        self, known: ModelInfo | None, images: int, side: int, channels: int
+        self, known: ModelInfo | None, images: int, side: Callable[[], int], channels: int
     ) -> tuple[ModelInfo, RunConfig]:
         given = {"method": self.method, "seed": self.seed, "model.weights": self.weights, "train.steps": self.steps}
         given |= {"data.size": self.size, "model.width": self.width}
         values = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
         if known is None:
-            recipe = default_settings.recipe_for(values, self.from_scratch or channels != 3)
-            defaults = {"data.size": side} | ({"model.width": 16} if self.weights is None else {})
-            if recipe == default_settings.PRETRAINED:
-                defaults = default_settings.for_pretrained(images)
+            from_scratch = self.from_scratch or (channels != 3 and self.weights is None)
+            recipe, defaults = default_settings.for_new_model(values, from_scratch, images, side)
             about, config = first_lesson(images, defaults | values, recipe=recipe)
             gray = replace(about.preprocess, mean=(0.5,), std=(0.25,))
             return (about if channels == 3 else replace(about, channels=1, preprocess=gray)), config

@@ -29,7 +29,7 @@ from etag.learner.callbacks import closing_all, create_callbacks
 from etag.learner.config import UNKNOWN_COUNT, LearnerConfig, create_method
 from etag.learner.learner import Learner, LearnOptions, print_nothing
 from etag.learner.model_directory import ModelDirectory
-from etag.learner.pretrained import default_is_installed
+from etag.learner.pretrained import DEFAULT, default_is_installed
 from etag.learner.stopping import Stop
 from etag.learner.versions import Lesson, ModelInfo, Name
 from etag.methods.abilities import CanForget, UpdatesExactly
@@ -76,13 +76,11 @@ def learn_folder(
         files = [file for files in listing.values() for file in files]
         if about is None:
             asked = given | dict(map(_pair, settings))
-            recipe = default_settings.recipe_for(asked, from_scratch)
-            if recipe == default_settings.PRETRAINED:
-                defaults = default_settings.for_pretrained(len(files))
-            else:
-                defaults = default_settings.for_images(files, given.get("model.weights"))
+            recipe, defaults = default_settings.for_new_model(
+                asked, from_scratch, len(files), partial(default_settings.side_for, files)
+            )
             about, config = first_lesson(len(files), defaults | given, settings, recipe)
-            print_line(_choice(config, recipe, from_scratch))
+            print_line(_choice(config, from_scratch))
         elif from_scratch:
             raise EtagError("--from-scratch is for a new model: the first lesson decides.")
         else:
@@ -162,19 +160,20 @@ def _pair(setting: str) -> tuple[str, str]:
     return key.strip(), value
 
 
-def _choice(config: RunConfig, recipe: str, from_scratch: bool) -> str:
+def _choice(config: RunConfig, from_scratch: bool) -> str:
     """What was chosen for a new model, and why, in one line."""
-    if recipe == default_settings.PRETRAINED:
+    weights, method = config.model.weights, config.method.name
+    if weights is not None:
+        trained = "a frozen" if config.model.train == "head" else "a"
+        origin = "pre-trained on ImageNet" if weights == DEFAULT else f"with the weights {weights}"
+        why = ": best for few images (--from-scratch trains a network of its own)" if method == "ridge" else ""
+        return f"{trained} {config.model.network}, {origin}, and the method {method}{why}."
+    if not from_scratch and not default_is_installed():
         return (
-            f"a frozen {config.model.backbone}, pre-trained on ImageNet, and the method {config.method.name}: best for "
-            "few images (--from-scratch trains a network of its own)."
-        )
-    if config.model.weights is None and not from_scratch and not default_is_installed():
-        return (
-            f"{config.method.name} from scratch. With pre-trained weights it would be faster and far more accurate: "
+            f"{method} from scratch. With pre-trained weights it would be faster and far more accurate: "
             "pip install 'etag-cil[pretrained]'."
         )
-    return f"{config.method.name}, {'from scratch' if config.model.weights is None else config.model.weights}."
+    return f"{method}, from scratch."
 
 
 # -- one lesson ------------------------------------------------------------------------------------------------------
@@ -303,7 +302,7 @@ def _announce(
     size, width = about.preprocess.size, f" of width {model.width}" if model.width else ""
     print_line(
         f"{len(images.names)} {kind}: {len(images.train)} images to train on, {len(images.held_out)} held out; "
-        f"{size}x{size} pixels, {model.backbone}{width}, {about.method}, {length}."
+        f"{size}x{size} pixels, {model.network}{width}, {about.method}, {length}."
     )
     if single := _single(images):
         print_line(

@@ -1,39 +1,49 @@
 """Settings that follow from the images, where the user sets none."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from etag.core.errors import EtagError
 from etag.data.folders import image_sizes
-from etag.learner.pretrained import default_is_installed
+from etag.learner.pretrained import default_is_installed, locate
 
 SCRATCH, PRETRAINED = "learn", "learn-pretrained"  # recipes
 FEW_IMAGES = 300  # so few are shown to a pre-trained backbone at its own size on a CPU, more at half of it
 INSPECTED = 200  # files whose size is read
-SIDES = (32, 64, 128)  # pixels that images are scaled to on a CPU; on a GPU, or with given weights, 224 is a choice too
+SIDES = (32, 64, 128)  # pixels that images are scaled to on a CPU; on a GPU 224 is a choice too
 
 
-def recipe_for(given: Mapping[str, Any], from_scratch: bool) -> str:
-    """The recipe of a new model: with pre-trained weights if they are installed and nothing given excludes them."""
-    excluded = from_scratch or any(
-        given.get(key) is not None for key in ("model.width", "model.backbone", "model.weights")
-    )
-    return SCRATCH if excluded or not default_is_installed() else PRETRAINED
+def for_new_model(
+    given: Mapping[str, Any], from_scratch: bool, images: int, side: Callable[[], int]
+) -> tuple[str, dict[str, Any]]:
+    """The recipe of a new model, and defaults that follow from its first lesson of so many images: pre-trained weights,
+    given ones or those that are installed, unless something given excludes them. `side` returns a side in pixels that
+    suits the images."""
+    weights, gpu = given.get("model.weights"), torch.cuda.is_available()
+    if weights is not None:
+        if from_scratch:
+            raise EtagError("--from-scratch is without pre-trained weights: leave it out, or leave out the weights.")
+        expected = locate(weights).images
+        return PRETRAINED, {"data.size": side() if expected is None else expected.size}
+    own_network = any(given.get(key) is not None for key in ("model.width", "model.backbone"))
+    if from_scratch or own_network or not default_is_installed():
+        return SCRATCH, {"data.size": side(), "model.width": None if gpu else 16}
+    return PRETRAINED, {"data.size": default_side(images)}
 
 
-def for_pretrained(images: int) -> dict[str, Any]:
-    """What a model with a pre-trained backbone starts with."""
-    return {"data.size": 224 if images <= FEW_IMAGES or torch.cuda.is_available() else 128}
+def default_side(images: int) -> int:
+    """The side in pixels of images for the default pre-trained backbone."""
+    return 224 if images <= FEW_IMAGES or torch.cuda.is_available() else 128
 
 
-def for_images(files: Sequence[str], weights: str | None = None) -> dict[str, Any]:
-    """What a model starts with: the side of its images, at most their median side, and the width of the network."""
-    large = torch.cuda.is_available() or weights is not None
+def side_for(files: Sequence[str]) -> int:
+    """A side in pixels that suits image files: at most their median side."""
     median = statistics.median(map(min, image_sizes(files[:: max(1, len(files) // INSPECTED)])))
-    side = max([side for side in (*SIDES, *((224,) if large else ())) if side <= median], default=SIDES[0])
-    return {"data.size": side, "model.width": None if large else 16}
+    sides = [*SIDES, 224] if torch.cuda.is_available() else SIDES
+    return max([side for side in sides if side <= median], default=SIDES[0])
 
 
 def for_lesson(images: int, batch_size: int) -> dict[str, Any]:

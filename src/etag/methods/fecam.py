@@ -46,7 +46,7 @@ class FeCAM(ClosedFormMethod[FecamOptions]):
         return MahalanobisRule(size, 1.0 if self.solver.backbone.signed else self.options.power)
 
     def fit(self) -> None:
-        """A whitening matrix for each covariance; those of old classes whose sums are the same are not computed again."""
+        """A whitening matrix for each covariance; those of classes with the same sums are not computed again."""
         s, first = self.statistics, 0
         if self.options.covariance == "tied" or not s.per_class:
             factors = [self.whitening(s.covariance_within)]

@@ -46,6 +46,11 @@ class ModelOptions(Options):
         None, description="configuration of a backbone of transformers; filled in"
     )
 
+    @property
+    def network(self) -> str:
+        """What the network is called: the name of the backbone or, if it is of transformers, of its family."""
+        return str((self.architecture or {}).get("model_type", self.backbone))
+
     def imagenet_stem(self, size: int) -> bool:
         """Whether images of `size` pixels per side get the stem for large images."""
         return self.stem == "imagenet" or (self.stem == "auto" and size > 64)
