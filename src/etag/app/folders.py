@@ -12,7 +12,7 @@ from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.decode import ENDINGS
 from etag.data.folders import Listing, as_images, hold_out_files, list_classes, list_images
-from etag.data.images import FileImages, MemoryImages, load_into_memory
+from etag.data.images import Images, load_into_memory
 from etag.learner.versions import ModelInfo, Name
 
 
@@ -20,8 +20,8 @@ from etag.learner.versions import ModelInfo, Name
 class LessonImages:
     """The images of a lesson: to train on and held out, with the names of their classes by label."""
 
-    train: MemoryImages | FileImages
-    held_out: MemoryImages | FileImages
+    train: Images
+    held_out: Images
     names: tuple[Name, ...]
     fingerprint: str  # tells whether two lessons are about the same images
     update: bool = False  # more images of known classes; otherwise all classes are new

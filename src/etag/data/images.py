@@ -66,31 +66,46 @@ class MemoryImages:
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """Images of a data file that are decoded once it is known which of them are needed: `resized` decodes them."""
+    """Square images of a data file. They are decoded once it is known which of them are needed: all at once if they are
+    resized to their own size or smaller, else at each reading, which costs little beside a network for large images."""
 
     labels: Tensor
     rows: Tensor  # positions in the data file
-    decode: Callable[[list[int]], Tensor]  # from positions to uint8 of shape (n, channels, height, width)
+    side: int  # pixels
+    encoded: Callable[[int], bytes]  # the content of the image at a position
+    decode: Callable[[list[int]], Tensor]  # from positions to uint8 of shape (n, channels, side, side)
+    enlarge: Resize | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def read(self, row_batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield the images of each tensor of rows, in order."""
+        return (_scaled(self.decode(self.rows[rows].tolist()), self.enlarge) for rows in row_batches)
 
     def select(self, rows: Tensor) -> Self:
         """Return a set of these rows only."""
         return replace(self, labels=self.labels[rows], rows=self.rows[rows])
 
-    def resized(self, resize: Resize) -> MemoryImages:
-        """Return the decoded images, resized."""
+    def join(self, others: list[Self]) -> Self:
+        """Return this set followed by the others, of the same data file, as one set."""
+        labels, rows = (torch.cat(parts) for parts in zip(*((s.labels, s.rows) for s in [self, *others]), strict=True))
+        return replace(self, labels=labels, rows=rows)
+
+    def resized(self, resize: Resize) -> "MemoryImages | EncodedImages":
+        """Return the images resized: enlarged ones are decoded when they are read, others now."""
+        if resize.side > self.side:
+            return replace(self, enlarge=resize)
         return self.in_memory().resized(resize)
 
     def in_memory(self) -> MemoryImages:
         """Decode all images now."""
-        return MemoryImages(self.pixels, self.labels)
+        return MemoryImages(self.decode(self.rows.tolist()), self.labels, self.enlarge)
 
     @property
     def pixels(self) -> Tensor:
         """All images, decoded at each call."""
-        return self.decode(self.rows.tolist())
+        return self.in_memory().pixels
 
 
 @dataclass(frozen=True)
@@ -241,6 +256,8 @@ def content_keys(images: ImageSet) -> list[bytes]:
     if isinstance(images, MixedImages):
         keys = [key for part in images.sets for key in content_keys(part)]
         return [keys[row] for row in images.rows.tolist()]
+    if isinstance(images, EncodedImages):
+        return [blake2b(images.encoded(row), digest_size=KEY_BYTES).digest() for row in images.rows.tolist()]
     assert isinstance(images, FileImages)
     return [_file_key(file) for file in images.files.tolist()]
 
@@ -259,13 +276,13 @@ def concat_images(first: ImageSet, second: ImageSet) -> ImageSet:
     return MixedImages.of(first, second)
 
 
-Images = MemoryImages | FileImages  # what tasks are made of
+Images = MemoryImages | EncodedImages | FileImages  # what tasks are made of
 
 
 def load_into_memory(train: Images, test: Images, limit: int) -> tuple[Images, Images]:
     """Return both sets decoded into memory if they are in files and together need at most `limit` MiB. Otherwise both
     are returned unchanged. They are decoded together, so that one error lists all unreadable files."""
-    if isinstance(train, MemoryImages) or isinstance(test, MemoryImages):
+    if not isinstance(train, FileImages) or not isinstance(test, FileImages):
         return train, test
     if train.nbytes + test.nbytes > limit * 2**20:
         return train, test

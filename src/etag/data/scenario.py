@@ -14,7 +14,7 @@ from etag.core.files import require_regular_file
 from etag.core.images import ImageFormat, Resize
 from etag.core.scenario import Scenario, Task
 from etag.core.text import brief
-from etag.data.images import EncodedImages, Images, load_into_memory
+from etag.data.images import Images, load_into_memory
 from etag.data.preprocess import Preprocess
 from etag.data.rows import first_rows_per_class
 from etag.data.source import SOURCES, DataOptions, Dataset
@@ -157,9 +157,7 @@ def _check_domains(dataset: Dataset, order: list[int], sizes: list[int]) -> None
         )
 
 
-def _prepared(
-    images: Images | EncodedImages, classes: int, order: list[int], per_class: int | None, resize: Resize
-) -> Images:
+def _prepared(images: Images, classes: int, order: list[int], per_class: int | None, resize: Resize) -> Images:
     """Return the first `per_class` images of each class in `order`, resized, labeled by their position in it."""
     position = torch.full((classes,), -1)
     position[torch.tensor(order)] = torch.arange(len(order))

@@ -13,7 +13,7 @@ from etag.core.files import user_cache
 from etag.core.options import Options
 from etag.core.registry import Registry
 from etag.data.download import Download, Progress, fetch, unpack
-from etag.data.images import EncodedImages, Images
+from etag.data.images import Images
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of NumPy's legacy generator
 
@@ -64,8 +64,8 @@ class DataOptions(Options):
 class Dataset:
     """The images of a source, labeled by the source's own class numbers."""
 
-    train: Images | EncodedImages
-    test: Images | EncodedImages
+    train: Images
+    test: Images
     classes: tuple[str, ...]
     size: int  # default side of the network's input in pixels
     mean: tuple[float, ...]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from etag.core.errors import EtagError
-from etag.data.images import EncodedImages
+from etag.data.images import EncodedImages, content_keys
 from etag.data.scenario import build_scenario
 from etag.data.source import SOURCES, DataOptions
 
@@ -96,6 +96,30 @@ def test_parquet_pixels_are_unchanged_with_channels_first(tmp_path):
     assert np.array_equal(read.train.pixels.numpy(), pixels.transpose(0, 3, 1, 2))
     assert read.test.labels.tolist() == [0, 1, 0, 1, 0, 1]
     assert read.classes == ("hay", "sky")
+
+
+def test_enlarged_images_are_decoded_when_they_are_read(tmp_path):
+    write_cifar(tmp_path)
+    scenario, _ = build_scenario(DataOptions(name="cifar100", path=str(tmp_path), size=48), "b0-1x2", 0)
+    images = scenario.tasks[0].train
+    assert isinstance(images, EncodedImages)
+    memory = images.in_memory()
+    rows = [torch.tensor([4, 1]), torch.tensor([0])]
+    for found, expected in zip(images.read(rows), memory.read(rows), strict=True):
+        assert found.shape[1:] == (3, 48, 48)
+        assert torch.equal(found, expected)
+    joined = images.select(torch.tensor([2])).join([images.select(torch.tensor([5, 0]))])
+    assert torch.equal(joined.pixels, memory.pixels[[2, 5, 0]])
+    assert joined.labels.tolist() == memory.labels[[2, 5, 0]].tolist()
+
+
+def test_keys_of_images_need_no_decoding(tmp_path, monkeypatch):
+    write_cifar(tmp_path)
+    train = SOURCES["cifar100"].open(DataOptions(name="cifar100", path=str(tmp_path))).train
+    monkeypatch.setattr("etag.data.sources.cifar100.decode_bytes", None)
+    keys = content_keys(train)
+    assert len(set(keys)) == 6
+    assert content_keys(train.select(torch.tensor([3, 3, 0]))) == [keys[3], keys[3], keys[0]]
 
 
 def test_the_order_of_the_columns_does_not_matter(tmp_path):

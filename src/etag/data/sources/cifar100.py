@@ -14,7 +14,7 @@ import torch
 
 from etag.core.errors import EtagError
 from etag.core.files import require_regular_file
-from etag.data.decode import Pixels, UnreadableImage, decode_bytes
+from etag.data.decode import UnreadableImage, decode_bytes
 from etag.data.download import Download
 from etag.data.images import EncodedImages, MemoryImages
 from etag.data.pickles import ByteArray, read_pickle
@@ -71,31 +71,33 @@ def _parquet_images(content: Any, file: Path) -> EncodedImages:
     images: list[Any] = []
     labels: list[Any] = []
     for batch in content.iter_batches(1024, columns=["img.bytes", "fine_label"]):
-        (encoded,) = batch.column("img").flatten()  # its one field, `bytes`
-        different = encoded.dictionary.to_pylist()
-        images += [None if place is None else different[place] for place in encoded.indices.to_pylist()]
+        (column,) = batch.column("img").flatten()  # its one field, `bytes`
+        different = column.dictionary.to_pylist()
+        images += [None if place is None else different[place] for place in column.indices.to_pylist()]
         labels += batch.column("fine_label").to_pylist()
+
+    def encoded(row: int) -> bytes:
+        content = images[row]
+        if not isinstance(content, bytes):
+            raise _undecodable(file, row, "it is missing")
+        if len(content) > LARGEST_IMAGE:
+            raise _undecodable(file, row, f"it has more than {LARGEST_IMAGE:,} bytes")
+        return content
 
     def decode(rows: list[int]) -> torch.Tensor:
         pixels = np.empty((len(rows), 3, SIDE, SIDE), np.uint8)
         for place, row in enumerate(rows):
-            pixels[place] = _decoded(images[row], row, file)
+            try:
+                pixels[place] = decode_bytes(encoded(row), SIDE)
+            except UnreadableImage as error:
+                raise _undecodable(file, row, str(error)) from error
         return torch.from_numpy(pixels)
 
-    return EncodedImages(_labels(labels, len(images)), torch.arange(len(images)), decode)
+    return EncodedImages(_labels(labels, len(images)), torch.arange(len(images)), SIDE, encoded, decode)
 
 
-def _decoded(content: Any, row: int, file: Path) -> Pixels:
-    if not isinstance(content, bytes):
-        reason = "it is missing"
-    elif len(content) > LARGEST_IMAGE:
-        reason = f"it has more than {LARGEST_IMAGE:,} bytes"
-    else:
-        try:
-            return decode_bytes(content, SIDE)
-        except UnreadableImage as error:
-            reason = str(error)
-    raise _unreadable(file, ValueError(f"image {row} cannot be decoded: {reason}"))
+def _undecodable(file: Path, row: int, reason: str) -> EtagError:
+    return _unreadable(file, ValueError(f"image {row} cannot be decoded: {reason}"))
 
 
 def _parquet_names(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
