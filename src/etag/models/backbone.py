@@ -33,7 +33,7 @@ class ModelOptions(Options):
     weights: str | None = Field(
         None,
         description="initial weights: a name from `etag backbones`, a file (safetensors, or a PyTorch state dict), a "
-        "model directory, a directory of Hugging Face transformers, or hf:OWNER/NAME@REVISION",
+        "model directory, a directory of Hugging Face transformers, hf:OWNER/NAME@REVISION, or timm:NAME",
     )
     train: str = Field(
         "all",
@@ -43,7 +43,7 @@ class ModelOptions(Options):
     sha256: str | None = Field(None, description="checksum of the weights; filled in, and checked if it is given")
     images: ImageFormat | None = Field(None, description="the images that the weights expect; filled in")
     architecture: dict[str, Any] | None = Field(
-        None, description="configuration of a backbone of transformers; filled in"
+        None, description="configuration of a backbone of transformers or timm; filled in"
     )
 
     def imagenet_stem(self, size: int) -> bool:
