@@ -37,8 +37,8 @@ def import_timm() -> Any:
 
 
 def reason(error: Exception) -> str:
-    """The first line of an error's text, cut to a length that fits into a sentence."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".: ")[:200]
+    """The first sentence of an error's text, cut to a length that fits into one of ours."""
+    return re.split(r"[.:]?\s*(?:\n|$|\.\s)", str(error).strip() or type(error).__name__)[0][:200]
 
 
 def checked_name(name: Any, origin: str) -> str:
