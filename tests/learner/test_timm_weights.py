@@ -95,6 +95,20 @@ def test_a_model_is_learned_saved_and_loaded_without_the_weights(timm, tmp_path)
         load_weights(new_backbone(complete(ModelOptions(weights=str(tmp_path / name))), 3, 32), located.file)
 
 
+def test_etag_runs_on_a_frozen_network_only(timm):
+    pixels, small = np.zeros((8, 8, 8, 3), dtype=np.uint8), {"method.generator.train.steps": 2}
+    small |= {"method.generator.feature_passes": 1}
+    for train in ("head", "all"):
+        settings = small | {"model.train": train}
+        model = IncrementalClassifier("etag", weights=f"timm:{RESNET}", size=32, steps=2, settings=settings)
+        if train == "all":
+            with pytest.raises(EtagError, match=r"needs a backbone with two stages or more.*: set model\.train=head"):
+                model.fit(pixels, [0, 1] * 4)
+        else:
+            model.fit(pixels, [0, 1] * 4).partial_fit(pixels[:4], [2] * 4)
+            assert model.predict_proba(pixels).shape == (8, 3)
+
+
 # -- what runs without timm --------------------------------------------------------------------------------------------
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors.torch import save
+from torch import Tensor
 
 from etag.core.errors import EtagError
-from etag.core.files import user_cache, write_atomically, write_error
+from etag.core.files import locked, user_cache, write_atomically
 from etag.core.images import ImageFormat, Interpolation
 from etag.models.backbones.timm_network import checked_name, import_timm, new_network, reason
 
@@ -64,8 +65,14 @@ def weights_file(name: str) -> Path:
     """The file of tensors of a network with its pre-trained weights; they are downloaded once per version of timm."""
     timm = import_timm()
     file = user_cache() / "timm" / f"{name}-{timm.__version__}.safetensors"
-    if file.exists():
-        return file
+    with locked(file.parent / ".lock", busy=None):  # other processes wait, and then find the file
+        if not file.exists():
+            write_atomically(file, save(_download(timm, name)))
+    return file
+
+
+def _download(timm: Any, name: str) -> dict[str, Tensor]:
+    """The tensors of a network with its pre-trained weights, without its last layer."""
     try:
         with _safely(), torch.random.fork_rng(devices=[]):
             network = timm.create_model(checked_name(name, "model.weights"), pretrained=True, num_classes=0)
@@ -74,10 +81,7 @@ def weights_file(name: str) -> Path:
             f"the weights of {name} cannot be loaded through timm ({reason(error)}): check the name and the network "
             "connection, or choose other weights."
         ) from error
-    with write_error(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, save({key: value.detach().clone() for key, value in network.state_dict().items()}))
-    return file
+    return {key: value.detach().clone() for key, value in network.state_dict().items()}
 
 
 @contextmanager
