@@ -367,6 +367,17 @@ def test_a_network_larger_than_its_weights_needs_no_memory(model):
     assert "cannot be read" in refusal(model.load_classifier)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["hf-hub:owner/name", "hf_hub:owner/name", "local-dir:/tmp/x", "../x", "C:x", "x.y.z", "x\n", "", 3, None, ["x"]],
+)
+def test_a_backbone_of_timm_that_is_a_file_or_a_repository(model, name):
+    structure = json.loads(about_file(model).read_text())["structure"]
+    harmful = structure["model"] | {"backbone": "timm", "architecture": {"name": name}}
+    change(model, structure=structure | {"model": harmful})
+    assert "is not the name of a network of timm" in refusal(model.load_classifier)
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "\x00", "{}", "3", '{"format": "x"}', "{" * 10])
 def test_malformed_descriptions(model, text):
     about_file(model).write_text(text)

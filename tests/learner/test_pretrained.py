@@ -83,11 +83,6 @@ def test_another_checksum_is_an_error(saved):
         complete(ModelOptions(weights=str(saved("vit")), sha256="0" * 64))
 
 
-def test_weights_of_timm_come_from_a_file():
-    with pytest.raises(EtagError, match=r"^weights are not loaded through timm\. Save them where timm works: "):
-        complete(ModelOptions(weights="timm:resnet50"))
-
-
 def test_a_directory_without_a_configuration(tmp_path):
     with pytest.raises(
         EtagError, match=r"is neither a model directory nor one of Hugging Face transformers, which has"

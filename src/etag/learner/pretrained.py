@@ -11,11 +11,11 @@ from typing import Any
 from etag.core.errors import EtagError, unknown_name
 from etag.core.files import require_regular_file
 from etag.core.images import ImageFormat
-from etag.learner import hugging_face
+from etag.learner import hugging_face, timm_weights
 from etag.learner.model_directory import ModelDirectory
 from etag.models.backbone import DEFAULT_BACKBONE, ModelOptions
 
-PACKAGE, HUB, RUN, TIMM = "pkg:", hugging_face.HUB, "run:", "timm:"  # prefixes of a source of weights
+PACKAGE, HUB, RUN, TIMM = "pkg:", hugging_face.HUB, "run:", timm_weights.PREFIX  # prefixes of a source of weights
 STORE = "ETAG_STORE"  # `etag bench` sets this variable to the folder that holds the runs of its grid
 
 
@@ -101,7 +101,7 @@ def _digest_of(file: Path, size: int, changed: int) -> str:  # noqa: ARG001 (the
 
 
 def locate(source: str) -> Located:
-    """Find the weights that `model.weights` names. The network is used only for `hf:` names."""
+    """Find the weights that `model.weights` names. The network is used only for `hf:` and `timm:` names."""
     if source in BY_BACKBONE:
         return _in_package(BY_BACKBONE[source])
     if source.startswith(PACKAGE):
@@ -114,11 +114,7 @@ def locate(source: str) -> Located:
     if source.startswith(RUN):
         return _in_run(source.removeprefix(RUN))
     if source.startswith(TIMM):
-        raise EtagError(
-            "weights are not loaded through timm. Save them where timm works: network = timm.create_model("
-            f"'{source.removeprefix(TIMM)}', pretrained=True); torch.save(network.state_dict(), 'weights.pth'). Then "
-            "set model.weights=weights.pth and a model.backbone with the same layers, such as resnet18."
-        )
+        return _in_timm(source)
     path = Path(source).expanduser()
     if ModelDirectory(path).exists():
         return _in_model(ModelDirectory(path))
@@ -173,6 +169,17 @@ def _in_transformers(folder: Path) -> Located:
     except EtagError as error:  # it matters only where model.images is not set
         problem = str(error)
     return Located(hugging_face.weights_file(folder), "transformers", images, architecture, problem=problem)
+
+
+def _in_timm(source: str) -> Located:
+    """Weights that timm downloads: the name of their network, and its images."""
+    name, described = timm_weights.read_network(source)
+    images, problem = None, None
+    try:
+        images = timm_weights.image_format(name, described)
+    except EtagError as error:  # it matters only where model.images is not set
+        problem = str(error)
+    return Located(timm_weights.weights_file(name), "timm", images, {"name": name}, problem=problem)
 
 
 def complete(options: ModelOptions) -> ModelOptions:

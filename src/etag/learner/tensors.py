@@ -1,4 +1,4 @@
-"""Files of tensors, named after their checksum. All safetensors files of the project are written here."""
+"""Files of tensors, named after their checksum. All safetensors files of the project get their content here."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,6 +13,11 @@ from etag.core.files import checksum, make_folder, read_file, remove, write_atom
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError)
 
 
+def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """The content of a safetensors file."""
+    return save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+
+
 class TensorFiles:
     """A folder of tensor files. Equal content is stored once, and damaged content is detected."""
 
@@ -21,7 +26,7 @@ class TensorFiles:
 
     def write(self, tensors: Mapping[str, Tensor]) -> str:
         """Store tensors, unless the same are there already; returns their name."""
-        data = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+        data = to_bytes(tensors)
         name = checksum(data)
         if not self.path(name).is_file():
             make_folder(self._folder)

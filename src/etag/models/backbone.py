@@ -33,7 +33,7 @@ class ModelOptions(Options):
     weights: str | None = Field(
         None,
         description="initial weights: a name from `etag backbones`, a file (safetensors, or a PyTorch state dict), a "
-        "model directory, a directory of Hugging Face transformers, or hf:OWNER/NAME@REVISION",
+        "model directory, a directory of Hugging Face transformers, hf:OWNER/NAME@REVISION, or timm:NAME",
     )
     train: str = Field(
         "all",
@@ -43,13 +43,14 @@ class ModelOptions(Options):
     sha256: str | None = Field(None, description="checksum of the weights; filled in, and checked if it is given")
     images: ImageFormat | None = Field(None, description="the images that the weights expect; filled in")
     architecture: dict[str, Any] | None = Field(
-        None, description="configuration of a backbone of transformers; filled in"
+        None, description="configuration of a backbone of transformers or timm; filled in"
     )
 
     @property
     def network(self) -> str:
-        """What the network is called: the name of the backbone or, if it is of transformers, of its family."""
-        return str((self.architecture or {}).get("model_type", self.backbone))
+        """What the network is called: the name of the backbone or, if another library builds it, its name there."""
+        known = self.architecture or {}
+        return str(known.get("model_type") or known.get("name") or self.backbone)
 
     def imagenet_stem(self, size: int) -> bool:
         """Whether images of `size` pixels per side get the stem for large images."""

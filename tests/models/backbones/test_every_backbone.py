@@ -36,7 +36,8 @@ SMALLEST_SIZES = [
 STREAM = Stream.root(0)
 
 
-NAMES = [name for name in BACKBONES if name != "transformers"]  # that one needs an architecture: see test_hub.py
+# those two need an architecture: see test_hub.py and test_timm_network.py
+NAMES = [name for name in BACKBONES if name not in ("timm", "transformers")]
 # long tests take three of them in `make test`, all in `make test-all`
 SHORT = ("resnet18", "mlp", "efficientnet_lite0")
 SOME = [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]

@@ -369,12 +369,12 @@ def test_without_the_package(monkeypatch):
         backbone("vit")
 
 
-def test_importing_etag_imports_neither_transformers_nor_the_hub():
+def test_importing_etag_imports_neither_transformers_nor_the_hub_nor_timm():
     code = (
         "import sys, etag, etag.cli, etag.learner.pretrained\n"
         "from etag.models.backbone import BACKBONES\n"
-        "assert 'transformers' in list(BACKBONES)\n"
-        "print({'transformers', 'huggingface_hub'} & set(sys.modules))"
+        "assert {'transformers', 'timm'} <= set(BACKBONES)\n"
+        "print({'transformers', 'huggingface_hub', 'timm', 'torchvision'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("set()\n", "")

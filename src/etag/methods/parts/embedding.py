@@ -67,10 +67,10 @@ class EmbeddingDistillation:
     def build(self, solver: Solver, stream: Stream) -> None:
         """Add the auxiliaries to a solver, still without outputs; none where no stage but the last trains."""
         stages = len(solver.backbone.stages)
-        if stages < 2:
+        if stages < 2 and not solver.backbone.is_frozen:
             raise EtagError(
-                "embedding distillation needs a backbone with two stages or more, this one has one: choose another "
-                "model.backbone, or the method without it."
+                "embedding distillation needs a backbone with two stages or more, this one has one: set "
+                "model.train=head, or choose another model.backbone, or the method without it."
             )
         last = stages if self.options.last_stage else stages - 1
         solver.add_auxiliaries(last, stream, short=self.options.branches == "short")
