@@ -6,18 +6,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from etag.core.precision import at_least_single, in_single_precision
 
+
+@in_single_precision
 def logit_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
     """LwF (Li and Hoiem, 2017): cross-entropy of student with teacher logits, both at temperature tau. There is no
     factor tau^2. The minimum is the teacher's entropy, not zero; the gradient is zero there."""
     return functional.cross_entropy(student / tau, (teacher / tau).softmax(1))
 
 
+@in_single_precision
 def padded_softmax(logits: Tensor, classes: int) -> Tensor:
     """Return the softmax of the logits, padded with zeros to `classes` columns: newer classes have probability 0."""
     return functional.pad(logits.softmax(1), (0, classes - logits.shape[1]))
 
 
+@in_single_precision
 def padded_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
     """BI-R (van de Ven et al., 2020): tau^2 times the cross-entropy with the teacher's softmax at temperature tau.
     Classes that the teacher does not know are in the student's softmax and have target probability 0."""
@@ -25,11 +30,13 @@ def padded_distillation(student: Tensor, teacher: Tensor, tau: float) -> Tensor:
     return tau**2 * functional.cross_entropy(student / tau, target)
 
 
+@in_single_precision
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
     """Return 1 - cos of the features, averaged over images: Lucir's less-forget constraint, and POD-flat."""
     return (1 - functional.cosine_similarity(student, teacher)).mean()
 
 
+@in_single_precision
 def class_activation_map(maps: Tensor, weights: Tensor) -> Tensor:
     """Grad-CAM at the last stage in closed form: (images, height, width). `weights` has one row per image: the linear
     head's weights of the class to explain. With global pooling and a linear head, the gradient of a logit with respect
@@ -42,15 +49,18 @@ def gradient_activation_map(maps: Tensor, logits: Tensor, create_graph: bool) ->
     """Grad-CAM (Selvaraju et al., 2017) at any stage: (images, height, width). `logits` are those to explain, one per
     image, computed from `maps`. With `create_graph` the result is differentiable (second-order gradients)."""
     (gradient,) = torch.autograd.grad(logits.sum(), maps, create_graph=create_graph)
-    return functional.relu((maps * gradient.mean((2, 3), keepdim=True)).sum(1))
+    weights = at_least_single(gradient).mean((2, 3), keepdim=True)
+    return functional.relu((maps * weights).sum(1))
 
 
+@in_single_precision
 def attention_distance(student: Tensor, teacher: Tensor) -> Tensor:
     """LwM (Dhar et al., 2019): L1 distance of the flattened maps, each scaled to unit norm, averaged over images."""
     student, teacher = (functional.normalize(attention.flatten(1)) for attention in (student, teacher))
     return (student - teacher).abs().sum(1).mean()
 
 
+@in_single_precision
 def pod_spatial(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     """PODNet (Douillard et al., 2020): 2-norm of the difference of pooled maps, averaged over images and stages. The
     squared maps are pooled along the width and along the height, and the result is scaled to unit norm."""
@@ -67,6 +77,7 @@ def _pooled(maps: Tensor) -> Tensor:
     return functional.normalize(torch.cat([energy.sum(3).flatten(1), energy.sum(2).flatten(1)], dim=1))
 
 
+@in_single_precision
 def quadratic_penalty(weights: Tensor, anchor: Tensor, importance: Tensor) -> Tensor:
     """EWC (Kirkpatrick et al., 2017), MAS (Aljundi et al., 2018): half the importance-weighted squared distance."""
     return 0.5 * (importance * (weights - anchor).square()).sum()

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from etag.core.precision import in_single_precision
 
+
+@in_single_precision
 def map_error(mapped: Tensor, target: Tensor) -> Tensor:
     """LDC: mean squared difference of mapped old features and new features, over all numbers of all rows."""
     return functional.mse_loss(mapped, target)
 
 
+@in_single_precision
 def empirical_feature_matrix(logits: Tensor, weight: Tensor) -> Tensor:
     """EFC: E, the mean over rows of W' (diag(p) - p p') W, where p is the softmax of the logits and W has the head's
     rows. It is the Fisher information of the feature: d' E d is large if a step d changes the outputs. The head
@@ -23,6 +27,7 @@ def empirical_feature_matrix(logits: Tensor, weight: Tensor) -> Tensor:
     return (weight.T @ spread @ weight).to(logits)
 
 
+@in_single_precision
 def consolidation_penalty(student: Tensor, teacher: Tensor, matrix: Tensor, weight: float, damping: float) -> Tensor:
     """EFC: the mean over rows of d' (weight E + damping I) d, where d = f_new - f_old: moving a feature is expensive
     where the old outputs depend on it, and cheap elsewhere."""
@@ -30,6 +35,7 @@ def consolidation_penalty(student: Tensor, teacher: Tensor, matrix: Tensor, weig
     return (weight * ((step @ matrix) * step).sum(1) + damping * step.square().sum(1)).mean()
 
 
+@in_single_precision
 def weighted_drift(old: Tensor, new: Tensor, means: Tensor, matrix: Tensor, sigma: float) -> Tensor:
     """EFC: an estimate of how far each class mean has moved: a weighted mean of f_new - f_old over the images. The
     distance of an image to a class is (f_old - mean)' E (f_old - mean). All distances, of all classes, are scaled to
@@ -45,6 +51,7 @@ def weighted_drift(old: Tensor, new: Tensor, means: Tensor, matrix: Tensor, sigm
     return (weights @ (new.double() - x)).to(means)
 
 
+@in_single_precision
 def balanced_cross_entropy(
     new_logits: Tensor, new_labels: Tensor, old_logits: Tensor, old_labels: Tensor, old_share: float
 ) -> Tensor:

@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from etag.core.precision import in_single_precision
 
+
+@in_single_precision
 def auxiliary_cross_entropy(auxiliary: Sequence[Tensor], view_labels: Tensor) -> Tensor:
     """Eq. (2): cross-entropy of the auxiliary logits, summed over stages, averaged over views of images."""
     return torch.stack([functional.cross_entropy(logits, view_labels) for logits in auxiliary]).sum()
 
 
+@in_single_precision
 def feature_distance(
     student: Tensor, teacher: Tensor, reduction: Literal["mean_norm", "frobenius"] = "mean_norm"
 ) -> Tensor:
@@ -22,6 +26,7 @@ def feature_distance(
     return norms.mean()
 
 
+@in_single_precision
 def auxiliary_divergence(student: Sequence[Tensor], teacher: Sequence[Tensor], tau: float) -> Tensor:
     """Eq. (4): tau^2 KL(teacher || student) at temperature tau, summed over stages, averaged over views. Student
     and teacher have equally many outputs, because auxiliaries gain none after the base task."""

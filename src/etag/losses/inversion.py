@@ -6,14 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from etag.core.precision import in_single_precision
+
 BLUR = math.sqrt(2)  # standard deviation in pixels: the release's kernel is exp(-(x / 2)^2)
 
 
+@in_single_precision
 def confidence_loss(logits: Tensor, tau: float) -> Tensor:
     """Return the cross-entropy at temperature tau with the most likely class as the label."""
     return functional.cross_entropy(logits / tau, logits.argmax(1))
 
 
+@in_single_precision
 def class_imbalance(logits: Tensor) -> Tensor:
     """Return how unevenly a batch is spread over K classes: 1 + sum p log p / log K, where p is the mean softmax. It is
     0 when all classes have an equal share and 1 when one class has all."""
@@ -24,6 +28,7 @@ def class_imbalance(logits: Tensor) -> Tensor:
     return 1 + torch.xlogy(share, share).sum() / math.log(classes)
 
 
+@in_single_precision
 def statistics_divergence(mean: Tensor, variance: Tensor, target_mean: Tensor, target_variance: Tensor) -> Tensor:
     """Return KL(N(target) || N(mean, variance)) of each channel, averaged over channels."""
     variance, target_variance = variance + 1e-8, target_variance + 1e-8
@@ -31,6 +36,7 @@ def statistics_divergence(mean: Tensor, variance: Tensor, target_mean: Tensor, t
     return 0.5 * (torch.log(variance / target_variance) + ratio - 1).mean()
 
 
+@in_single_precision
 def smoothness_penalty(images: Tensor) -> Tensor:
     """Return the mean squared difference of images and their Gaussian blur (5 x 5 pixels, edges reflected)."""
     channels = images.shape[1]

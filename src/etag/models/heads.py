@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.core.options import Options
+from etag.core.precision import in_single_precision
 from etag.models.initial import build
 from etag.models.modules import Modules
 from etag.models.structure import Rebuildable
@@ -110,6 +111,7 @@ class LinearHead(Rebuildable):
         old = {id(parameter) for block in list(self.blocks)[:-1] for parameter in block.parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in old]
 
+    @in_single_precision
     def forward(self, features: Tensor) -> Tensor:
         """Logits of all blocks, side by side."""
         bias = torch.cat([block.bias for block in self.blocks]) if self.has_bias else None
@@ -125,6 +127,7 @@ class CosineHead(LinearHead):
         super().__init__(feature_size, False, block_sizes)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
+    @in_single_precision
     def cosines(self, features: Tensor) -> Tensor:
         """Cosines without the scale."""
         return functional.normalize(features) @ functional.normalize(self.weight).T
