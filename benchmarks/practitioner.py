@@ -1,12 +1,13 @@
 """The practitioner's loop on CIFAR-100: classes that arrive in lessons, 200 images each, and no old image.
 
-    python benchmarks/practitioner.py [--lessons 5x2] [--methods ridge gfr etag fine joint tuned]
+    python benchmarks/practitioner.py [--lessons 5x2] [--methods ridge adapted gfr etag fine joint tuned]
                                       [--seeds 0 1 2] [--out DIR] [--from-scratch] [--set KEY=VALUE]
 
 `5x2` is two lessons of 5 classes, `10x6` six of 10. A seed chooses the classes and everything else that is random.
 Every lesson is a real `etag learn` on folders, one thread, with the settings that it chooses itself; accuracy is on the
 100 test images of each class. `joint` trains a head on all classes in one lesson; `tuned` does, and trains the last two
-stages of the backbone too. For `ridge`, a model that learns all classes in one lesson is compared too: the largest
+stages of the backbone too. `adapted` is ridge regression on a backbone whose last two stages were trained in the first
+lesson. For `ridge`, a model that learns all classes in one lesson is compared too: the largest
 difference of the weights is printed. Models that are in DIR already are not trained again.
 """
 
@@ -24,7 +25,13 @@ from etag.app.lessons import learn_folder
 from etag.app.sources import source_folders
 from etag.learner.model_directory import ModelDirectory
 
-AT_ONCE = {"joint": [], "tuned": ["model.train=last-2", "train.lr=1e-3", "train.epochs=6"]}  # by method: its settings
+TUNE = ["model.train=last-2", "train.lr=1e-3", "train.epochs=6"]
+# by name: the method, its settings, and whether all classes come in one lesson
+NAMED = {
+    "adapted": ("ridge", [*TUNE, "method.features.source=base"], False),
+    "joint": ("fine", [], True),
+    "tuned": ("fine", TUNE, True),
+}
 
 
 def folders(home: Path, seed: int, sizes: list[int]) -> tuple[Path, list[Path]]:
@@ -59,9 +66,9 @@ def trial(home: Path, method: str, seed: int, options: argparse.Namespace) -> di
     sizes = [options.classes] * options.count
     images, lessons = folders(home, seed, sizes)
     name = f"{'scratch-' if options.from_scratch else ''}{method}-{options.lessons}-{seed}"
-    learned, own = ([images / "all"], "fine") if method in AT_ONCE else (lessons, method)
-    settings = [*options.settings, *AT_ONCE.get(method, [])]
-    learn(home / name, learned, own, seed, options.from_scratch, settings)
+    own, settings, at_once = NAMED.get(method, (method, [], False))
+    learned = [images / "all"] if at_once else lessons
+    learn(home / name, learned, own, seed, options.from_scratch, [*options.settings, *settings])
     found = evaluate_folder(home / name, images / "test", images / "unknown")
     groups = {"all": set_of(images / "test"), "first lesson": set_of(lessons[0]), "last lesson": set_of(lessons[-1])}
     values = {
@@ -93,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lessons", default="5x2")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=["ridge", "gfr", "etag", "fine", *AT_ONCE])
+    parser.add_argument("--methods", nargs="+", default=["ridge", "gfr", "etag", "fine", *NAMED])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--from-scratch", action="store_true")
     parser.add_argument("--set", dest="settings", action="append", default=[])
