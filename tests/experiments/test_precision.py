@@ -12,7 +12,9 @@ from etag.core.options import RuntimeOptions
 from etag.core.random import Draws, Stream
 from etag.core.work import Batch
 from etag.data.scenario import build_scenario
+from etag.engine import runtime
 from etag.engine.runtime import resolve_precision
+from etag.engine.threads import ThreadChoice
 from etag.evaluation.evaluate import predictions_pass
 from etag.experiments.run import run
 from etag.learner.model_directory import ModelDirectory
@@ -59,6 +61,15 @@ def test_the_environment_says_what_auto_means(processor, monkeypatch):
     monkeypatch.setenv("ETAG_PRECISION", "half")
     with pytest.raises(EtagError, match=r"^ETAG_PRECISION='half' is not a precision: set 32-true, bf16-mixed or"):
         chosen()
+
+
+def test_a_resumed_run_computes_with_as_many_threads_as_before(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "measure_threads", lambda: ThreadChoice(1, 0.5))
+    run(small("fine"), tmp_path / "run")
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["runtime"]["threads"] == 1
+    (tmp_path / "run" / "metrics.json").unlink()
+    monkeypatch.setattr(runtime, "measure_threads", None)
+    run(small("fine"), tmp_path / "run")
 
 
 def test_a_run_is_resumed_in_the_precision_that_it_began_with(processor, small, tmp_path, monkeypatch):

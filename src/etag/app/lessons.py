@@ -21,7 +21,7 @@ from etag.core.work import Callback
 from etag.data.preprocess import Preprocess
 from etag.data.sources.folder import MEAN, STD
 from etag.engine.progress import ProgressBars
-from etag.engine.runtime import Runtime, launch
+from etag.engine.runtime import Runtime, launch, resolve_runtime
 from etag.experiments.config import RunConfig, resolve
 from etag.experiments.estimate import seconds_of_task
 from etag.learner.calibration import Calibration
@@ -85,6 +85,9 @@ def learn_folder(
             raise EtagError("--from-scratch is for a new model: the first lesson decides.")
         else:
             about, config = next_lesson(about, len(files), given, settings)
+        config = config.model_copy(
+            update={"runtime": resolve_runtime(config.runtime, directory.recorded_runtime, print_line)}
+        )
         images = lesson_images(listing, about, config.data.memory, config.data.workers, update)
         _announce(directory, about, config, images, print_line)
         return None if dry_run else learn(directory, about, images, config.runtime, verbose=verbose)

@@ -14,6 +14,7 @@ from etag.core.errors import EtagError
 from etag.core.memory import reuse_freed_memory
 from etag.core.options import RuntimeOptions
 from etag.core.random import Placement
+from etag.engine.threads import measure_threads
 
 
 class Runtime:
@@ -78,18 +79,41 @@ def compiled(parts: Sequence[nn.Module]) -> Iterator[None]:
             part._compiled_call_impl = None
 
 
+def resolve_runtime(
+    options: RuntimeOptions, recorded: RuntimeOptions | None = None, print_line: Callable[[str], None] | None = None
+) -> RuntimeOptions:
+    """The options with a value for everything that is `auto`: the one that was recorded when the work began, else what
+    suits this machine. What was measured is printed."""
+    options = resolve_precision(options, recorded.precision if recorded else None)
+    if options.threads != "auto" or options.devices > 1 or uses_gpu(options.accelerator):
+        return options
+    if recorded is not None and recorded.threads != "auto":
+        return options.model_copy(update={"threads": recorded.threads})
+    choice = measure_threads()
+    if choice is not None and print_line is not None:
+        print_line(str(choice))
+    return options.model_copy(update={"threads": torch.get_num_threads() if choice is None else choice.threads})
+
+
 def resolve_precision(options: RuntimeOptions, recorded: str | None = None) -> RuntimeOptions:
     """The options with a precision that is not `auto`: the one that was recorded when the work began, else
     $ETAG_PRECISION, else bfloat16 if the device computes in it, else float32."""
     if options.precision != "auto":
         return options
-    chosen = recorded or os.environ.get("ETAG_PRECISION") or "auto"
+    chosen = (None if recorded == "auto" else recorded) or os.environ.get("ETAG_PRECISION") or "auto"
     if chosen == "auto":
         chosen = "bf16-mixed" if computes_in_bfloat16(options.accelerator) else "32-true"
     try:
         return RuntimeOptions.model_validate(options.model_dump() | {"precision": chosen})
     except ValidationError:
         raise EtagError(f"ETAG_PRECISION={chosen!r} is not a precision: set 32-true, bf16-mixed or 16-mixed.") from None
+
+
+def uses_gpu(accelerator: str) -> bool:
+    """Whether the work is done on a GPU."""
+    if accelerator == "auto":
+        return torch.cuda.is_available() or torch.backends.mps.is_available()
+    return accelerator != "cpu"
 
 
 def computes_in_bfloat16(accelerator: str) -> bool:
@@ -111,9 +135,7 @@ def is_follower() -> bool:
 def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strategy: str = "auto") -> None:
     """Run `work(runtime, *args)` in as many processes as there are devices. Nothing is returned: Fabric's spawning
     launcher waits forever for a result that does not fit into a pipe. The leader writes results to files."""
-    options = resolve_precision(options)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    options = resolve_runtime(options)
     if options.accelerator == "cuda" and not torch.cuda.is_available():
         raise EtagError("runtime.accelerator=cuda is set, but PyTorch finds no CUDA device: choose auto or cpu.")
     devices, nodes = _processes(options)
@@ -145,5 +167,7 @@ class _Entry:
 
     def __call__(self, fabric: Fabric) -> None:
         reuse_freed_memory()
+        if self._options.threads != "auto":
+            torch.set_num_threads(self._options.threads)
         self._work(Runtime(fabric, self._options), *self._args)
         fabric.barrier()  # nobody exits before the leader has written

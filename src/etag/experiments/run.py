@@ -20,7 +20,7 @@ from etag.data.preprocess import Preprocess
 from etag.data.rows import pick_rows
 from etag.data.scenario import build_scenario
 from etag.engine.progress import ProgressBars, StepLog
-from etag.engine.runtime import Runtime, launch, resolve_precision
+from etag.engine.runtime import Runtime, is_follower, launch, resolve_runtime
 from etag.evaluation.metrics import accuracy_after_each_task, summary
 from etag.experiments.config import RunConfig
 from etag.experiments.run_directory import RunDirectory
@@ -44,8 +44,9 @@ def run(
     been interrupted; a finished one is not run again."""
     directory = RunDirectory(out)
     if restart or not directory.finished(config):
-        recorded = None if restart else directory.precision
-        config = config.model_copy(update={"runtime": resolve_precision(config.runtime, recorded)})
+        recorded = None if restart else directory.recorded_runtime
+        print_line = (lambda line: print(printable(line))) if verbose and not is_follower() else None
+        config = config.model_copy(update={"runtime": resolve_runtime(config.runtime, recorded, print_line)})
         launch(config.runtime, _run, config, out, restart, verbose, strategy=strategy)
     elif verbose:
         print(printable(f"'{out}' already contains this run, finished; use --restart to run it again."))

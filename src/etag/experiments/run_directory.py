@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
 from etag.core.errors import EtagError
 from etag.core.files import locked, make_folder, read_file, remove, remove_partial, write_atomically
-from etag.core.options import PRECISIONS, dotted
+from etag.core.options import RuntimeOptions, dotted
 from etag.experiments import yaml_files
 from etag.experiments.config import RunConfig
 from etag.learner.model_directory import LOCK, ModelDirectory
@@ -47,12 +48,14 @@ class RunDirectory:
         return self._restarting.is_file()
 
     @property
-    def precision(self) -> str | None:
-        """The precision that the run began with; None if there is no run."""
+    def recorded_runtime(self) -> RuntimeOptions | None:
+        """Where and in which precision the run began; None if there is no run, or if that cannot be read."""
         if self.restarting or not self.config.is_file():
             return None
-        recorded = dotted(yaml_files.read(self.config)).get("runtime.precision")
-        return recorded if recorded in PRECISIONS else None
+        try:
+            return RuntimeOptions.model_validate(yaml_files.read(self.config).get("runtime", {}))
+        except ValidationError:
+            return None
 
     def begin(self, config: RunConfig, restart: bool) -> None:
         """Prepare the directory: a run of the same configuration is resumed, any other replaced only on `restart`."""

@@ -148,6 +148,7 @@ class Learner:
             self.directory.prepare_checkpoint_folder(
                 [self.about.config, task.index, options.fingerprint, self.runtime.options.precision]
             )
+            self.directory.record_runtime(self.runtime.options)
         self.runtime.fabric.barrier()  # the folder is ready
         folder, leader = self.directory.unfinished / "checkpoints", self.runtime.leader
         checkpointer = TaskCheckpointer(

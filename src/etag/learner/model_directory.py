@@ -31,6 +31,7 @@ from etag.core.files import (
     remove_partial,
     write_atomically,
 )
+from etag.core.options import RuntimeOptions
 from etag.core.random import CPU, Placement
 from etag.core.registry import PLUGIN_PREFIX
 from etag.learner.tensors import TensorFiles
@@ -120,6 +121,22 @@ class ModelDirectory:
             make_folder(self.unfinished)
             write_atomically(file, fingerprint)
         return self.unfinished / "checkpoints"
+
+    @property
+    def recorded_runtime(self) -> RuntimeOptions | None:
+        """Where and in which precision an unfinished task began; None if there is none, or if that cannot be read."""
+        try:
+            return RuntimeOptions.model_validate_json(read_file(self._runtime_file))
+        except (OSError, ValueError):
+            return None
+
+    def record_runtime(self, options: RuntimeOptions) -> None:
+        """Store where and in which precision the unfinished task computes."""
+        write_atomically(self._runtime_file, options.model_dump_json())
+
+    @property
+    def _runtime_file(self) -> Path:
+        return self.unfinished / "runtime.json"
 
     def _unfinished_version(self) -> int | None:
         """The version that the checkpoints continue from; None where that cannot be read."""
