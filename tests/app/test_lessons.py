@@ -129,6 +129,23 @@ def test_given_weights_are_frozen_and_get_a_head_in_closed_form(digits_folder, t
     )
 
 
+def test_features_are_kept_only_if_asked(digits_folder, tmp_path, monkeypatch):
+    weights, folder = save(network("vit"), tmp_path / "vit"), digits_folder("third", (5, 6))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept, words = tmp_path / "cache" / "etag" / "features", ["--weights", weights]
+    assert etag("learn", tmp_path / "m", folder, *words).returncode == 0
+    assert not kept.exists()
+    done = etag("learn", tmp_path / "n", folder, *words, "--cache-features")
+    assert f"features of these images stay in '{kept}' until you delete that folder." in done.stdout
+    (rows,) = kept.glob("*.rows")
+    before = rows.stat()
+    assert before.st_size > 0
+    done = etag("learn", tmp_path / "o", folder, *words, "--cache-features")
+    assert (rows.stat().st_size, rows.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    predicted = [etag("predict", tmp_path / name, folder).stdout for name in "mno"]
+    assert predicted[0] == predicted[1] == predicted[2] != ""
+
+
 def test_training_starts_from_given_weights(learned, digits_folder, tmp_path):
     classifier, _ = ModelDirectory(learned).load_classifier()
     given = {name: value.contiguous() for name, value in classifier.backbone.state_dict().items()}

@@ -14,6 +14,7 @@ from etag.app import settings as default_settings
 from etag.app.folders import LessonImages, lesson_files, lesson_images
 from etag.app.labels import WrongLabel, wrong_labels
 from etag.core.errors import EtagError
+from etag.core.files import user_cache, write_error
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
 from etag.core.text import duration
@@ -62,9 +63,11 @@ def learn_folder(
     from_scratch: bool = False,
     print_line: Callable[[str], None],
     dry_run: bool = False,
+    cache_features: bool = False,
     verbose: bool = True,
 ) -> LessonResult | None:
-    """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing."""
+    """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing. With
+    `cache_features`, features of the images under a frozen backbone are in the user's cache and stay there."""
     directory = ModelDirectory(model)
     if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
         raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
@@ -90,7 +93,17 @@ def learn_folder(
         )
         images = lesson_images(listing, about, config.data.memory, config.data.workers, update)
         _announce(directory, about, config, images, print_line)
-        return None if dry_run else learn(directory, about, images, config.runtime, verbose=verbose)
+        if dry_run:
+            return None
+        cache = None
+        if cache_features:
+            cache = user_cache() / "features"
+            with write_error(cache):
+                cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        result = learn(directory, about, images, config.runtime, verbose=verbose, feature_folder=cache)
+        if cache is not None and any(cache.iterdir()):
+            print_line(f"features of these images stay in '{cache}' until you delete that folder.")
+        return result
 
 
 def check_can_learn(directory: ModelDirectory) -> ModelInfo:
@@ -190,9 +203,11 @@ def learn(
     *,
     verbose: bool = True,
     stop: Stop | None = None,
+    feature_folder: Path | None = None,
 ) -> LessonResult:
     """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock. An
-    interrupted lesson is resumed if its images are the same."""
+    interrupted lesson is resumed if its images are the same. Features of a frozen backbone are deleted at its end, or
+    stored in a folder if one is given."""
     results: list[LessonResult] = []
 
     def work(runtime: Runtime) -> None:
@@ -216,7 +231,16 @@ def learn(
             before_saving=lambda learner: suspects.extend(_wrong_labels(learner, task, images)),
         )
         with closing_all(callbacks), on_stop.on_signals(print_line):
-            learner = Learner(method, runtime, directory, about, callbacks, stop=on_stop, print_line=print_line)
+            learner = Learner(
+                method,
+                runtime,
+                directory,
+                about,
+                callbacks,
+                stop=on_stop,
+                print_line=print_line,
+                feature_folder=feature_folder,
+            )
             evaluation = learner.learn(task, chosen)
         after = learner.about
         assert learner.calibration is not None

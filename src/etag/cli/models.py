@@ -62,6 +62,12 @@ def learn(
         bool, typer.Option("--from-scratch", help="Train a network of its own, without pre-trained weights.")
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Random seed of a new model.")] = None,
+    cache_features: Annotated[
+        bool,
+        typer.Option(
+            "--cache-features", help="Keep features of the images in the user's cache: learning them again is faster."
+        ),
+    ] = False,
     setting: Settings = None,
     dry_run: DryRun = False,
     _plugin: Plugins = None,
@@ -81,6 +87,7 @@ def learn(
             from_scratch=from_scratch,
             print_line=echo,
             dry_run=dry_run,
+            cache_features=cache_features,
         )
     except KeyboardInterrupt as stopped:
         echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)
