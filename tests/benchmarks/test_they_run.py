@@ -57,6 +57,12 @@ def test_likelihood():
 
 
 @pytest.mark.slow
+def test_features():
+    printed = output("features.py", "--images", 8, "--size", 32, tiny=[])
+    assert "| as etag |" in printed
+
+
+@pytest.mark.slow
 def test_predicting():
     printed = output("predicting.py", "--images", 20, "--size", 8, "--width", 4, "--files", 5, tiny=[])
     assert "predict / backbone throughput:" in printed
