@@ -32,7 +32,7 @@ def test_nothing_is_measured_where_the_number_is_given(cores, monkeypatch):
     assert measure_threads() is None
     assert resolve_runtime(RuntimeOptions()).threads == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert resolve_runtime(RuntimeOptions()).threads == "auto"
+    assert resolve_runtime(RuntimeOptions()).threads is None
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,9 @@ class RuntimeOptions(Options):
         "it, else float32; $ETAG_PRECISION sets what auto means",
     )
     compile: bool = Field(False, description="use torch.compile: a minute at the start, faster steps")
-    threads: PositiveInt | Literal["auto"] = Field(
-        "auto",
-        description="CPU threads; auto: one or all cores, whichever a short measurement finds faster, unless "
+    threads: PositiveInt | None = Field(
+        None,
+        description="CPU threads; null: one or all cores, whichever a short measurement finds faster, unless "
         "$OMP_NUM_THREADS is set",
     )
     checkpoint_seconds: NonNegativeFloat = Field(

@@ -82,12 +82,12 @@ def compiled(parts: Sequence[nn.Module]) -> Iterator[None]:
 def resolve_runtime(
     options: RuntimeOptions, recorded: RuntimeOptions | None = None, print_line: Callable[[str], None] | None = None
 ) -> RuntimeOptions:
-    """The options with a value for everything that is `auto`: the one that was recorded when the work began, else what
-    suits this machine. What was measured is printed."""
+    """The options with a precision that is not `auto` and, on a CPU, a number of threads: those that were recorded when
+    the work began, else what suits this machine. What was measured is printed."""
     options = resolve_precision(options, recorded.precision if recorded else None)
-    if options.threads != "auto" or options.devices > 1 or uses_gpu(options.accelerator):
+    if options.threads is not None or options.devices > 1 or uses_gpu(options.accelerator):
         return options
-    if recorded is not None and recorded.threads != "auto":
+    if recorded is not None and recorded.threads is not None:
         return options.model_copy(update={"threads": recorded.threads})
     choice = measure_threads()
     if choice is not None and print_line is not None:
@@ -167,7 +167,7 @@ class _Entry:
 
     def __call__(self, fabric: Fabric) -> None:
         reuse_freed_memory()
-        if self._options.threads != "auto":
+        if self._options.threads is not None:
             torch.set_num_threads(self._options.threads)
         self._work(Runtime(fabric, self._options), *self._args)
         fabric.barrier()  # nobody exits before the leader has written
