@@ -137,6 +137,7 @@ def test_features_are_kept_only_if_asked(digits_folder, tmp_path, monkeypatch):
     assert not kept.exists()
     done = etag("learn", tmp_path / "n", folder, *words, "--cache-features")
     assert f"features of these images stay in '{kept}' until you delete that folder." in done.stdout
+    assert kept.stat().st_mode & 0o077 == 0, "nobody else can read it"
     (rows,) = kept.glob("*.rows")
     before = rows.read_bytes()
     assert len(before) > 0

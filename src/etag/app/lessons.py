@@ -14,7 +14,7 @@ from etag.app import settings as default_settings
 from etag.app.folders import LessonImages, lesson_files, lesson_images
 from etag.app.labels import WrongLabel, wrong_labels
 from etag.core.errors import EtagError
-from etag.core.files import user_cache, write_error
+from etag.core.files import make_private_folder, user_cache
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
 from etag.core.text import duration
@@ -98,8 +98,7 @@ def learn_folder(
         cache = None
         if cache_features:
             cache = user_cache() / "features"
-            with write_error(cache):
-                cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(cache)
         result = learn(directory, about, images, config.runtime, verbose=verbose, feature_folder=cache)
         if cache is not None and any(cache.iterdir()):
             print_line(f"features of these images stay in '{cache}' until you delete that folder.")

@@ -65,6 +65,12 @@ def make_folder(path: Path) -> None:
         path.mkdir(exist_ok=True)
 
 
+def make_private_folder(path: Path) -> None:
+    """Create a folder that only the user can read, and those above it, if they do not exist."""
+    with write_error(path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def remove(path: Path) -> None:
     """Delete a file, a link or a folder with all its content, if it exists. A folder is renamed first: after a crash it
     is there completely or not at all."""
