@@ -5,7 +5,7 @@ import torch
 
 from etag.core.options import RuntimeOptions
 from etag.engine import runtime
-from etag.engine.runtime import resolve_runtime
+from etag.engine.runtime import launch, resolve_runtime
 from etag.engine.threads import ThreadChoice, measure_threads
 from etag.learner.model_directory import ModelDirectory
 
@@ -61,3 +61,9 @@ def test_an_unfinished_lesson_remembers_where_it_computes(tmp_path):
     assert directory.recorded_runtime is None
     directory.clear_unfinished()
     assert directory.recorded_runtime is None
+
+
+def test_the_program_that_starts_the_work_computes_as_before(cores):
+    inside = []
+    launch(RuntimeOptions(accelerator="cpu", threads=1), lambda _: inside.append(torch.get_num_threads()))
+    assert (inside, torch.get_num_threads()) == ([1], 2)

@@ -167,7 +167,10 @@ class _Entry:
 
     def __call__(self, fabric: Fabric) -> None:
         reuse_freed_memory()
-        if self._options.threads is not None:
-            torch.set_num_threads(self._options.threads)
-        self._work(Runtime(fabric, self._options), *self._args)
-        fabric.barrier()  # nobody exits before the leader has written
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._options.threads or before)
+        try:
+            self._work(Runtime(fabric, self._options), *self._args)
+            fabric.barrier()  # nobody exits before the leader has written
+        finally:
+            torch.set_num_threads(before)  # a program that calls this computes as before
