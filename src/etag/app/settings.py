@@ -19,9 +19,9 @@ SIDES = (32, 64, 128)  # pixels that images are scaled to on a CPU; on a GPU 224
 def for_new_model(
     given: Mapping[str, Any], from_scratch: bool, images: int, side: Callable[[], int]
 ) -> tuple[str, dict[str, Any]]:
-    """The recipe of a new model, and defaults that follow from its first lesson of so many images: pre-trained weights,
-    given ones or those that are installed, unless something given excludes them. `side` returns a side in pixels that
-    suits the images."""
+    """The recipe of a new model, and defaults that follow from the number of images in its first lesson. Pre-trained
+    weights are used, given ones or those that are installed, unless something given excludes them. `side` returns a
+    side in pixels that suits the images."""
     weights, gpu = given.get("model.weights"), torch.cuda.is_available()
     if weights is not None:
         if from_scratch:

@@ -16,7 +16,7 @@ from etag.models.prediction import LinearRule
 class RidgeOptions(ClosedFormOptions):
     """Options of ridge regression."""
 
-    projection: PositiveInt | None = Field(None, description="features become so many projections max(0, P' f)")
+    projection: PositiveInt | None = Field(None, description="features become this many projections max(0, P' f)")
     penalty: PositiveFloat | None = Field(
         None, description="lambda; null: the best of a list by leave-one-out errors on the images of each task"
     )
