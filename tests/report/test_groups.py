@@ -145,3 +145,19 @@ def test_a_run_given_twice_is_refused(make_run):
     )
     with pytest.raises(EtagError, match="given twice"):
         group_runs([run, other], "title")
+
+
+@pytest.mark.parametrize(
+    ("model", "column"),
+    [
+        ("", "cifar100-5"),
+        ("model: {weights: null}\n", "cifar100-5"),
+        ("model: {weights: some.pth}\n", None),
+        ("[", "cifar100-5"),
+    ],
+)
+def test_only_networks_from_scratch_stand_beside_the_papers_numbers(make_run, model, column):
+    path = make_run(data="cifar100", split="b50-5x10", optional=False)
+    config = path / "config.yaml"
+    config.write_text(config.read_text() + model)
+    assert group_runs([read_run(path)], "title").column == column

@@ -152,12 +152,16 @@ def group_runs(records: Sequence[RunRecord], title: str, column: str | None = No
     for record in records:
         by_label.setdefault(_label(record), []).append(record)
     members = [member for label, runs in by_label.items() for member in _members(label, runs)]
-    metrics = records[0].metrics
     return RunGroup(
-        title,
-        {member.label: member for member in sorted(members, key=_order)},
-        column or column_of(metrics.data, metrics.split),
+        title, {member.label: member for member in sorted(members, key=_order)}, column or _same_setting(records)
     )
+
+
+def _same_setting(records: Sequence[RunRecord]) -> str | None:
+    """The column of Table 1 with the data and split of these runs; None if there is none, or if a run started from
+    pre-trained weights: all networks of the paper are trained from scratch."""
+    column = column_of(records[0].metrics.data, records[0].metrics.split)
+    return None if column is None or any(record.is_pretrained for record in records) else column
 
 
 def _order(member: MethodRuns) -> tuple[bool, int, str]:

@@ -17,6 +17,7 @@ from etag.core.errors import EtagError
 from etag.core.options import file_error
 from etag.core.reading import read_limited, read_text
 from etag.evaluation.metrics import METRICS, accuracy_after_each_task, stored_summary
+from etag.experiments import yaml_files
 
 MAX_METRICS, MAX_CONFIG, MAX_STEPS, MAX_IMAGE = 1 << 26, 1 << 20, 1 << 28, 1 << 24  # bytes of the files of a run
 
@@ -146,6 +147,15 @@ class RunRecord:
     config: str  # YAML as written; empty if there is none
     steps: list[LoggedStep]
     generated: dict[int, bytes]  # by task (from 1): images that the generator produced after it, as one PNG
+
+    @cached_property
+    def is_pretrained(self) -> bool:
+        """Whether its backbone started from given weights, as far as its configuration says."""
+        try:
+            model = yaml_files.parse_mapping(self.config, str(self.path)).get("model")
+        except EtagError:
+            return False
+        return isinstance(model, dict) and model.get("weights") is not None
 
 
 def read_run(path: Path, logs: bool = True) -> RunRecord:
