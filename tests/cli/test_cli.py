@@ -77,6 +77,7 @@ def test_run_writes_a_directory_with_a_report_and_a_comparison_can_be_made(folde
         (["run", "--method", "etga"], "did you mean 'etag'"),
         (["run", "--data", "digit"], "did you mean 'digits'"),
         (["run", "--data", "cifar100"], "was not found"),
+        (["bench", "cifar100-pretrained", "--store", "store", "--results", "found"], "was not found"),
         (["run", "--split", "b50-5x10"], "needs 100 classes, but the data has only 10"),
         (["run", "--split", "halves"], "such as b50-5x10"),
         (["run", "--set", "model.backbone=resnet81"], "unknown backbone 'resnet81': did you mean 'resnet18'"),

@@ -113,8 +113,8 @@ class Source:
         """The accepted layouts as text, such as "a and b, or c"."""
         return ", or ".join(" and ".join(layout) for layout in self.files)
 
-    def open(self, options: DataOptions) -> Dataset:
-        """Find, load and check the data; an EtagError says what is missing."""
+    def located(self, options: DataOptions) -> Path:
+        """Return the folder of the data; an EtagError says what is missing."""
         if self.needs_path and options.path is None:
             raise EtagError(f"the data source '{self.name}' needs a folder: give --data DIR or --set data.path=DIR.")
         folder = self.find(options.path)
@@ -124,6 +124,11 @@ class Source:
                 f"data '{self.name}' was not found: {self.required_files_text} should be in {searched}; set "
                 "another folder with --set data.path=DIR or the environment variable ETAG_DATA."
             )
+        return folder
+
+    def open(self, options: DataOptions) -> Dataset:
+        """Find, load and check the data; an EtagError says what is missing."""
+        folder = self.located(options)
         dataset = self.load(folder, options)
         for images in (dataset.train, dataset.test):
             invalid = images.labels[(images.labels < 0) | (images.labels >= len(dataset.classes))]

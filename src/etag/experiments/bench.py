@@ -42,6 +42,9 @@ class Workers(Protocol):
     def slots(self) -> int:
         """The number of runs at a time."""
 
+    def check(self, runs: Sequence[PlannedRun]) -> None:
+        """Raise an error, before anything is started, if runs cannot be executed there."""
+
     def start(self, run: PlannedRun, out: Path) -> Job:
         """Start a run in a directory, or resume it there."""
 
@@ -98,6 +101,7 @@ class Bench:
             os.environ[STORE] = str(self.store.absolute())  # where `model.weights=run:NAME` is
             try:
                 self._plan()
+                workers.check([status.run for status in self._in_state("waiting")])
                 while jobs or self._in_state("waiting"):
                     for status in self._in_state("waiting")[: workers.slots - len(jobs)]:
                         jobs[status.run.name] = workers.start(status.run, self.store / status.run.name)

@@ -14,6 +14,7 @@ from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 import torch
 
 from etag.core.files import write_atomically
+from etag.data.source import SOURCES
 from etag.experiments import yaml_files
 from etag.experiments.grid import PlannedRun
 
@@ -94,6 +95,11 @@ class LocalWorkers:
         self.slots, self._features = slots, features
         self._devices = visible_devices()
         self._jobs: list[LocalJob] = []
+
+    def check(self, runs: Sequence[PlannedRun]) -> None:
+        """Raise an error if the data of a run is not on this machine."""
+        for run in runs:
+            SOURCES[run.config.data.name].located(run.config.data)
 
     def start(self, run: PlannedRun, out: Path) -> LocalJob:
         """Start a process for the run, on the GPUs that the fewest other runs use."""

@@ -1,5 +1,6 @@
 """Runs as tasks of a Ray cluster: an existing one, or one that is started on this machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class RayWorkers:
         try:
             import ray
         except ImportError:
-            raise EtagError("--engine ray needs the extra `ray`: pip install 'etag-cil[ray]'.") from None
+            raise EtagError("`--on ray` needs the extra `ray`: pip install 'etag-cil[ray]'.") from None
         self._ray: Any = ray
         local: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
         try:
@@ -69,6 +70,9 @@ class RayWorkers:
     def slots(self) -> int:
         """The number of processors at the moment: a cluster may grow."""
         return int(self._ray.cluster_resources().get("CPU", 1))
+
+    def check(self, runs: Sequence[PlannedRun]) -> None:
+        """Do nothing: data may be on the machines of the workers alone."""
 
     def start(self, run: PlannedRun, out: Path) -> RayJob:
         """Submit a task with the processors and GPUs that the run's configuration asks for."""
