@@ -4,6 +4,7 @@ import torch
 from tests.methods.test_closed_form import frozen  # noqa: F401
 from tests.methods.test_ridge import all_features
 
+from etag.methods import closed_form
 from etag.methods.registry import METHODS
 
 
@@ -55,3 +56,21 @@ def test_matrices_of_old_classes_are_not_computed_again(frozen, monkeypatch):  #
     made.method.forget(0)
     assert len(calls) == 3 + 2 + 4
     torch.testing.assert_close(made.method.rule.factors, first[1:])
+
+
+def test_more_classes_than_there_is_memory_for_share_one_covariance(frozen, monkeypatch):  # noqa: F811
+    """Before anything grows too large, and as if the covariance had been tied from the start."""
+    made, tied = frozen("fecam", images=16), frozen("fecam", {"covariance": "tied"}, images=16)
+    monkeypatch.setattr(closed_form, "MAX_BYTES", 4 * made.method.statistics.bytes_with(1))
+    made.learn(0)
+    assert made.method.statistics.per_class
+    assert "statistics" not in made.method.remarks()
+    made.learn(1)
+    tied.learn(0, 1)
+    assert "too much memory" in made.method.remarks()["statistics"]
+    torch.testing.assert_close(made.method.rule.factors, tied.method.rule.factors, rtol=1e-4, atol=1e-5)
+    rebuilt = type(made.method)(made.method.options, made.context)
+    rebuilt.build_after(made.method.task_sizes)
+    rebuilt.statistics.load_state_dict(made.method.statistics.state_dict())
+    assert not rebuilt.statistics.per_class
+    assert "per_class" not in made.method.forget(0), "the option would not help"

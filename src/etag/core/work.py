@@ -129,13 +129,14 @@ class Phase:
 @dataclass(frozen=True)
 class DataPass:
     """A pass over data without optimizer steps; its result is gathered over all processes. The module, in evaluation
-    mode, maps a batch to named tensors: `concat` joins their rows in the order of the data, `sum` adds them up."""
+    mode, maps a batch to named tensors: `concat` joins their rows in the order of the data, `sum` adds them up, and
+    `running` is for a module that adds up by itself: its result for the last batch is that of all."""
 
     name: str
     module: nn.Module
     batches: Batches
     epochs: int = 1
-    reduce: Literal["concat", "sum"] = "concat"
+    reduce: Literal["concat", "sum", "running"] = "concat"
     gradients: bool = False
 
 

@@ -71,7 +71,8 @@ class Engine:
                 return {name: torch.cat([entry[name] for entry in results]) for name in results[0]}
             total: dict[str, Tensor] = {}
             for entry in self._results(data_pass, steps):
-                total = {name: value + total[name] if total else value for name, value in entry.items()}
+                add = bool(total) and data_pass.reduce == "sum"
+                total = {name: value + total[name] if add else value for name, value in entry.items()}
             return {name: self.runtime.sum(value) for name, value in total.items()}
 
     def stream(self, data_pass: DataPass) -> Iterator[dict[str, Tensor]]:

@@ -13,6 +13,7 @@ from etag.methods.parts.statistics import ClassStatistics, StatisticsCollector, 
 from etag.models.familiarity import Familiarity
 from etag.models.prediction import PredictionRule
 
+MAX_BYTES = 4 << 30  # of second moments per class; with more classes they share one matrix
 SHRINKAGE = 0.5  # of the covariance that says how familiar a feature is; the same as SLDA's default
 
 
@@ -22,7 +23,7 @@ class ClosedFormOptions(FrozenBackboneOptions):
     statistics: Literal["shared", "per_class"] = Field(
         "shared",
         description="second moments of all classes together, or of each class: then a class can be forgotten exactly, "
-        "for 8 x (feature size)^2 bytes per class",
+        "for 8 x (feature size)^2 bytes per class, as long as all classes together need at most 4 GiB",
     )
 
 
@@ -68,13 +69,15 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
     def add_classes(self, classes: int) -> None:
         """Add empty sums."""
         super().add_classes(classes)
+        if self.statistics.bytes_with(classes) > MAX_BYTES:
+            self.statistics.share()
         self.statistics.grow(classes)
 
     def learn_task(self, task: Task) -> Plan:
         """Add the task's images to the statistics, and compute the rule."""
         labels = sorted(set(task.train.labels.tolist()))
         module = StatisticsCollector(self.solver.backbone, labels, self.statistics.per_class, self.rule.transformed)
-        sums = yield DataPass("statistics", module, self.pass_batches("statistics", task.train), reduce="sum")
+        sums = yield DataPass("statistics", module, self.pass_batches("statistics", task.train), reduce="running")
         self.statistics.add(labels, sums)
         yield from self.choose(task)
         self.fit_all()
@@ -89,15 +92,22 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
         if label < self.solver.head.outputs:
             self.solver.head.remove_rows(label)
         if not self.statistics.remove_class(label):
+            alone = " (with method.statistics=per_class nothing of that would be left)"
             remains.append(
-                "how its features varied around their mean, in the second moments that all classes share (with "
-                "method.statistics=per_class nothing of that would be left)"
+                "how its features varied around their mean, in the second moments that all classes share"
+                + (alone if self.options.statistics == "shared" else "")
             )
         if self.stored_choices:
             remains.append(f"{self.stored_choices}, sums over the images of all classes")
         self.remove_from_task_sizes(label)
         self.fit_all()
         return "; ".join(remains)
+
+    def remarks(self) -> dict[str, str]:
+        """Also, whether classes share their second moments because there are too many of them."""
+        if self.statistics.per_class or self.options.statistics == "shared":
+            return super().remarks()
+        return super().remarks() | {"statistics": "shared by all classes: one matrix each would need too much memory"}
 
     def prediction_rule(self) -> PredictionRule:
         """The rule as it was computed last."""

@@ -107,3 +107,24 @@ def test_shrinking_keeps_the_trace_and_ends_at_a_multiple_of_the_identity():
     torch.testing.assert_close(shrunk(covariance, 0.3).trace(), covariance.trace())
     torch.testing.assert_close(shrunk(covariance, 1.0), covariance.trace() / SIZE * torch.eye(SIZE).double())
     torch.testing.assert_close(covariance @ solve(covariance, torch.eye(SIZE).double()), torch.eye(SIZE).double())
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_a_collector_adds_up_its_batches(per_class):
+    inputs, labels = features()
+    collector = StatisticsCollector(Identity(), range(CLASSES), per_class, lambda x: x)
+    for rows in torch.arange(len(labels)).chunk(5):
+        found = collector(Batch(inputs[rows], labels[rows], None, len(rows)))
+    for name, value in sums(inputs, labels, range(CLASSES), per_class).items():
+        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_classes_that_share_their_moments_have_the_sum_of_them():
+    inputs, labels = features()
+    made, shared = statistics(inputs, labels, per_class=True), statistics(inputs, labels)
+    assert made.bytes_with(2) == (CLASSES + 2) * SIZE**2 * 8
+    made.share()
+    assert not made.per_class
+    assert made.bytes_with(2) == SIZE**2 * 8
+    for name, value in shared.state_dict().items():
+        torch.testing.assert_close(made.state_dict()[name], value, rtol=1e-12, atol=1e-12)

@@ -28,9 +28,13 @@ class ClassStatistics(StoredTensors):
 
     def __init__(self, size: int, per_class: bool = False) -> None:
         super().__init__()
-        self.per_class = per_class
         moment = torch.zeros((0, size, size) if per_class else (size, size), dtype=torch.float64)
         self.store(count=moment.new_zeros(0), total=moment.new_zeros(0, size), moment=moment)
+
+    @property
+    def per_class(self) -> bool:
+        """Whether every class has its own second moments."""
+        return self.moment.ndim == 3
 
     def grow(self, classes: int) -> None:
         """Add empty sums of new classes."""
@@ -38,15 +42,24 @@ class ClassStatistics(StoredTensors):
         if self.per_class:
             self.store(moment=_longer(self.moment, classes))
 
+    def bytes_with(self, classes: int) -> int:
+        """The size of the second moments once there are this many more classes."""
+        matrices = len(self.count) + classes if self.per_class else 1
+        return matrices * self.moment.shape[-1] ** 2 * self.moment.element_size()
+
+    def share(self) -> None:
+        """From now on, have one matrix of second moments for all classes."""
+        self.store(moment=self.moment_of_all)
+
     def add(self, labels: Sequence[int], sums: dict[str, Tensor]) -> None:
         """Add the result of a `StatisticsCollector` pass over images of these classes."""
-        added = {name: getattr(self, name).clone() for name in sums}
-        for name, value in sums.items():
-            if added[name].ndim == 2 and name == "moment":
-                added[name] += value.to(added[name])
-            else:
-                added[name][list(labels)] += value.to(added[name])
-        self.store(**added)
+        rows, sums = torch.tensor(labels, device=self.count.device), {key: v.to(self.count) for key, v in sums.items()}
+        count, total = self.count.index_add(0, rows, sums["count"]), self.total.index_add(0, rows, sums["total"])
+        self.store(count=count, total=total)
+        if self.per_class:
+            self.moment.index_add_(0, rows, sums["moment"])  # in place: it may be large
+        else:
+            self.moment += sums["moment"]
 
     def remove_class(self, label: int) -> bool:
         """Remove a class; returns whether nothing of it is left. With moments of all classes together, how its features
@@ -88,27 +101,45 @@ def _longer(values: Tensor, rows: int) -> Tensor:
 
 
 class StatisticsCollector(nn.Module):
-    """The sums of a batch, to be added up over a data pass and over all processes; one row for each of `labels`."""
+    """Adds up the sums of all batches of a data pass, in place: per class they may be large. One row for each of
+    `labels`."""
 
     def __init__(self, backbone: Backbone, labels: Sequence[int], per_class: bool, transform: Transform) -> None:
         super().__init__()
         self.backbone, self._labels, self._per_class, self._transform = backbone, labels, per_class, transform
+        self._sums: dict[str, Tensor] | None = None
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """`count`, `total` and `moment` as `ClassStatistics` has them."""
+        """`count`, `total` and `moment` of all batches so far, as `ClassStatistics` has them."""
         features = self._transform(self.backbone(batch.inputs).double())
-        return class_sums(features, batch.labels, self._labels, self._per_class)
+        self._sums = class_sums(features, batch.labels, self._labels, self._per_class, self._sums)
+        return self._sums
 
 
-def class_sums(features: Tensor, labels: Tensor, classes: Sequence[int], per_class: bool = False) -> dict[str, Tensor]:
-    """`count`, `total` and `moment` of features, as `ClassStatistics.add` takes them; one row for each of `classes`."""
+def class_sums(
+    features: Tensor,
+    labels: Tensor,
+    classes: Sequence[int],
+    per_class: bool = False,
+    sums: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """`count`, `total` and `moment` of features, as `ClassStatistics.add` takes them; one row for each of `classes`.
+    They are added to `sums`, if given."""
+    count, size = len(classes), features.shape[1]
+    if sums is None:
+        shapes = {"count": (count,), "total": (count, size), "moment": (count, size, size)[0 if per_class else 1 :]}
+        sums = {name: features.new_zeros(shape) for name, shape in shapes.items()}
     own = labels[:, None] == torch.tensor(classes, device=labels.device)  # (rows, classes)
     one_hot = own.to(features)
-    sums = {"count": one_hot.sum(0), "total": one_hot.T @ features}
+    sums["count"] += one_hot.sum(0)
+    sums["total"].addmm_(one_hot.T, features)
     if not per_class:
-        return sums | {"moment": features.T @ features}
-    by_class = (features[rows] for rows in own.T)
-    return sums | {"moment": torch.stack([rows.T @ rows for rows in by_class])}
+        sums["moment"].addmm_(features.T, features)
+        return sums
+    for place in own.any(0).nonzero().flatten().tolist():
+        rows = features[own[:, place]]
+        sums["moment"][place].addmm_(rows.T, rows)
+    return sums
 
 
 def shrunk(covariance: Tensor, share: float) -> Tensor:
