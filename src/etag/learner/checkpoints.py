@@ -42,8 +42,9 @@ class TaskCheckpointer:
         manifest = self._newest()
         self._resumed_from: dict[str, Any] | None = manifest
         self._serial: int = manifest["serial"] if manifest else 0
-        # one entry per finished phase or pass, in order: the file of a pass's result, None for a phase
-        self._results: list[str | None] = list(manifest["results"]) if manifest else []
+        # one entry per finished phase or pass, in order: the result of a pass, in a file or not saved yet; None for a
+        # phase
+        self._results: list[str | dict[str, Tensor] | None] = list(manifest["results"]) if manifest else []
         self.saved_steps: dict[str, int | None] = (
             dict(manifest["saved_steps"]) if manifest else {}
         )  # by phase; None: the whole phase
@@ -82,9 +83,10 @@ class TaskCheckpointer:
 
     def result(self, number: int) -> dict[str, Tensor]:
         """The result of a finished pass."""
-        name = self._results[number]
+        found = self._results[number]
         device = self._method.context.placement.device
-        return {} if name is None else {key: value.to(device) for key, value in self._files.read(name).items()}
+        tensors = self._files.read(found) if isinstance(found, str) else found or {}
+        return {key: value.to(device) for key, value in tensors.items()}
 
     def resume(self) -> dict[str, Tensor]:
         """The training state of the interrupted phase; empty if the phase that begins now is another one."""
@@ -112,10 +114,12 @@ class TaskCheckpointer:
         self._stop.check()
 
     def finish(self, name: str, result: dict[str, Tensor]) -> None:
-        """Save the state after a phase or pass."""
-        self._results.append(self._files.write(result) if result and self._is_writer else None)
+        """Save the state after a phase; after a pass only if a checkpoint is due: most passes take less time than
+        saving their result."""
+        self._results.append(result or None)
         self.saved_steps[name], self._last_saved_step = None, 0
-        self._write(None, {})
+        if not result or self.due(0):
+            self._write(None, {})
         self._stop.check()
 
     # -- files -------------------------------------------------------------------------------------------------------
@@ -125,6 +129,7 @@ class TaskCheckpointer:
         self._last_save_time = time.perf_counter()
         if not self._is_writer:
             return
+        self._results = [self._files.write(found) if isinstance(found, dict) else found for found in self._results]
         parts = {role: self._files.write(part.state_dict()) for role, part in self._method.parts.items()}
         if state:
             parts[TRAINING] = self._files.write(state)
