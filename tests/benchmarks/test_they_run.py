@@ -90,3 +90,11 @@ def test_practitioner(shared_data, tmp_path, monkeypatch):
     assert "fine   all" in printed
     again = output("practitioner.py", *words, tiny=[], rounds=False)
     assert "new classes" not in again, "no model is trained twice"
+
+
+@pytest.mark.slow
+def test_scale():
+    words = ["--classes", 8, "--images", 4, "--lesson", 4, "--size", 32]
+    printed = output("scale.py", "--methods", "ridge", "fecam", *words, tiny=[], rounds=False)
+    assert printed.count("| measured |") == 6
+    assert "| ridge | 80 | 1,000,000 | computed |" in printed
