@@ -187,7 +187,10 @@ class Bench:
         return RunStatus(run)
 
     def _in_state(self, *states: State) -> list[RunStatus]:
-        return [status for status in self.runs.values() if status.state in states]
+        """In the order of the grid's file, also if they could be configured only later."""
+        found = [status for status in self.runs.values() if status.state in states]
+        places = {run.name: place for place, run in enumerate(self.planned)}
+        return sorted(found, key=lambda status: places.get(status.run.name, len(places)))
 
     def _poll(self, jobs: dict[str, Job]) -> bool:
         """Update the status of the running runs; returns whether one has ended."""

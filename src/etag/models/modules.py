@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor, nn
-from torch.nn import functional
+
+from etag.models.convolution import Activation, activated, convolution
 
 M = TypeVar("M", bound=nn.Module)
 BatchNorm = nn.modules.batchnorm._BatchNorm  # base class of BatchNorm1d, 2d and 3d
@@ -34,28 +35,44 @@ class StoredTensors(nn.Module):
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution followed by BatchNorm; in evaluation mode the two are folded into one convolution. Outputs and
-    gradients are mathematically the same, without BatchNorm's own passes over the maps. Set `folds` to False to run
-    BatchNorm as a layer, for instance to observe its input."""
+    """A convolution followed by BatchNorm and, if one is given, an activation. In evaluation mode convolution and
+    BatchNorm are folded into one convolution: outputs and gradients are mathematically the same, without BatchNorm's
+    own passes over the maps. Set `folds` to False to run BatchNorm as a layer, for instance to observe its input."""
 
     folds = True
 
     def __init__(
-        self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1, epsilon: float = 1e-5
+        self,
+        channels: int,
+        out: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        activation: Activation | None = None,
+        epsilon: float = 1e-5,
     ) -> None:
         convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
         nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # as He et al. (2016)
         super().__init__(convolution, nn.BatchNorm2d(out, epsilon))
+        self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized map."""
+        """Return the normalized map, after the activation."""
         conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
         if norm.training or not self.folds:
-            return cast(Tensor, norm(conv(x)))
+            return activated(cast(Tensor, norm(self.convolved(x))), self._activation)
         mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
         scale = norm.weight * (variance + norm.eps).rsqrt()
         weight, bias = conv.weight * scale.view(-1, 1, 1, 1), norm.bias - mean * scale
-        return functional.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+        return convolution(x, self.placed(weight, x), bias, conv.stride, conv.groups, self._activation)
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """Return the map after the convolution alone."""
+        return cast(Tensor, self[0](x))
+
+    def placed(self, weight: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the kernel as it is applied to `x`, which is padded by half of the kernel's side at every edge."""
+        return weight
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:

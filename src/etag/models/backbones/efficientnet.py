@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.backbones.mobilenet import DEFAULT_WIDTH, LAST, InvertedResidual, InvertedResiduals, Row, Stages
+from etag.models.convolution import Activation
 from etag.models.modules import ConvNorm
 
 # Table 1 of EfficientNet
@@ -23,20 +25,36 @@ EFFICIENTNET: Stages = (
 class TensorflowConvNorm(ConvNorm):
     """Pads as TensorFlow does: where an odd number of zeros is needed, there is one more at the end."""
 
-    def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(channels, out, kernel, stride, groups, epsilon=1e-3)
-        self.kernel, self.stride = kernel, stride
-        if stride > 1:
-            self[0].padding = (0, 0)  # type: ignore[assignment]
+    def __init__(
+        self,
+        channels: int,
+        out: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        activation: Activation | None = None,
+    ) -> None:
+        super().__init__(channels, out, kernel, stride, groups, activation, epsilon=1e-3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized map."""
-        if self.stride > 1:
-            high, wide = (
-                max(0, (math.ceil(side / self.stride) - 1) * self.stride + self.kernel - side) for side in x.shape[2:]
-            )
-            x = functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
-        return super().forward(x)
+    def placed(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Return the kernel, with zeros in front where the side of `x` is even. A stride of 2 then needs an odd number
+        of zeros, and this is faster than to copy `x` with them."""
+        stride, (high, wide) = cast(nn.Conv2d, self[0]).stride[0], x.shape[2:]
+        return functional.pad(weight, (1 - wide % 2, 0, 1 - high % 2, 0)) if stride == 2 else weight
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """Return the map after the convolution alone."""
+        conv = cast(nn.Conv2d, self[0])
+        kernel, stride = conv.kernel_size[0], conv.stride[0]
+        if stride == 1:
+            return super().convolved(x)
+        (left, right), (top, bottom) = (
+            (zeros // 2, zeros - zeros // 2)
+            for side in reversed(x.shape[2:])
+            for zeros in [max(0, (math.ceil(side / stride) - 1) * stride + kernel - side)]
+        )
+        x = functional.pad(x, (left, right, top, bottom))
+        return functional.conv2d(x, conv.weight, None, stride, 0, 1, conv.groups)
 
 
 class EfficientNetLite(InvertedResiduals):

@@ -40,10 +40,11 @@ class InvertedResidual(nn.Module):
         super().__init__()
         hidden = expansion * channels
         self.residual = stride == 1 and channels == out
+        # identities where files of weights count activations
         self.layers = nn.Sequential(
-            *((conv(channels, hidden, 1), nn.ReLU6()) if expansion > 1 else ()),
-            conv(hidden, hidden, kernel, stride, hidden),
-            nn.ReLU6(),
+            *((conv(channels, hidden, 1, activation="relu6"), nn.Identity()) if expansion > 1 else ()),
+            conv(hidden, hidden, kernel, stride, hidden, activation="relu6"),
+            nn.Identity(),
             conv(hidden, out, 1),
         )
 
@@ -63,8 +64,8 @@ class InvertedResiduals(Backbone):
         super().__init__()
         self.rows, self.imagenet, self.feature_size, self._conv = stages, imagenet, last, conv
         self.min_side = 32 if imagenet else 8
-        stem = conv(channels, first, 3, 2 if imagenet else 1)
-        self.stages = Modules([nn.Sequential(stem, nn.ReLU6(), *self._blocks(first, stages[0]), nn.Identity())])
+        stem = conv(channels, first, 3, 2 if imagenet else 1, activation="relu6")
+        self.stages = Modules([nn.Sequential(stem, nn.Identity(), *self._blocks(first, stages[0]), nn.Identity())])
         for number in range(2, len(stages) + 1):
             self.stages.append(self.new_stage(number))
 

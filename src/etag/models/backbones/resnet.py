@@ -3,7 +3,6 @@
 import re
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.modules import ConvNorm, Modules
@@ -14,18 +13,17 @@ class BasicBlock(nn.Module):
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
-        self.first = ConvNorm(channels, out, 3, stride)
+        self.first = ConvNorm(channels, out, 3, stride, activation="relu")
         self.second = ConvNorm(out, out, 3)
         self.stride = stride
         self.shortcut = nn.Identity() if stride == 1 and channels == out else ConvNorm(channels, out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output before the ReLU that follows."""
-        y = functional.relu(self.first(x), inplace=True)
         # a 1x1 convolution of every other pixel equals the strided one; the strided one of oneDNN (PyTorch 2.13, CPU,
         # channels_last, up to 8 channels at 64 px) writes out of bounds in the backward pass
         shortcut: Tensor = self.shortcut(x[:, :, :: self.stride, :: self.stride])
-        direct: Tensor = self.second(y)
+        direct: Tensor = self.second(self.first(x))
         return direct + shortcut
 
 
@@ -44,7 +42,7 @@ class ResNet(Backbone):
         self.feature_size = self.widths[-1]
         self.min_side = 2 ** (stages - 1) * (4 if imagenet else 1)
         kernel, stride = (7, 2) if imagenet else (3, 1)
-        stem: list[nn.Module] = [ConvNorm(channels, width, kernel, stride), nn.ReLU(inplace=True)]
+        stem: list[nn.Module] = [ConvNorm(channels, width, kernel, stride, activation="relu"), nn.Identity()]
         if imagenet:
             stem.append(nn.MaxPool2d(3, 2, 1))
         self.stem_size = len(stem)
