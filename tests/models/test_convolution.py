@@ -1,0 +1,108 @@
+"""A convolution with its activation in one step equals the steps one by one."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from etag.models import convolution as module
+from etag.models.convolution import activated, convolution
+from etag.models.modules import ConvNorm
+
+CASES = [  # channels, outputs, kernel, stride, groups
+    (3, 8, (3, 3), (1, 1), 1),
+    (8, 8, (3, 3), (2, 2), 8),
+    (8, 8, (6, 6), (2, 2), 8),
+    (8, 8, (5, 6), (2, 2), 8),
+    (8, 4, (1, 1), (1, 1), 1),
+]
+
+
+@pytest.fixture
+def fused_calls(monkeypatch):
+    """How often the operation of oneDNN was used."""
+    calls, original = [], module._fused
+    monkeypatch.setattr(module, "_fused", lambda *given: calls.append(0) or original(*given))
+    module._can_fuse(torch.float32)
+    calls.clear()
+    return calls
+
+
+def tensors(channels, outputs, kernel, groups):
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    return draw(2, channels, 10, 9), draw(outputs, channels // groups, *kernel), 3 * draw(outputs)
+
+
+def one_by_one(x, weight, bias, stride, groups, activation):
+    """Zeros, convolution and activation apart; one zero less in front for an even kernel."""
+    high, wide = ((side - 1) // 2 for side in weight.shape[2:])
+    maps = functional.conv2d(functional.pad(x, (wide, wide, high, high)), weight, bias, stride, 0, 1, groups)
+    return {None: lambda y: y, "relu": torch.relu, "relu6": functional.relu6}[activation](maps)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "relu6"])
+@pytest.mark.parametrize(("channels", "outputs", "kernel", "stride", "groups"), CASES)
+def test_it_equals_the_steps_one_by_one(fused_calls, channels, outputs, kernel, stride, groups, activation):
+    x, weight, bias = tensors(channels, outputs, kernel, groups)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        found = convolution(given, weight, bias, stride, groups, activation)
+        expected = one_by_one(x, weight, bias, stride, groups, activation)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert len(fused_calls) == 2 * torch.backends.mkldnn.is_available()
+
+
+@pytest.mark.parametrize("needed", ["x", "weight", "bias"])
+def test_where_a_gradient_is_needed_it_is_there(fused_calls, needed):
+    given = dict(zip(("x", "weight", "bias"), tensors(8, 8, (3, 3), 8), strict=True))
+    given[needed].requires_grad_()
+    convolution(**given, stride=(1, 1), groups=8, activation="relu6").sum().backward()
+    found, given[needed].grad = given[needed].grad, None
+    one_by_one(**given, stride=(1, 1), groups=8, activation="relu6").sum().backward()
+    torch.testing.assert_close(found, given[needed].grad, rtol=1e-4, atol=1e-4)
+    assert not fused_calls
+    with torch.no_grad():
+        convolution(**given, stride=(1, 1), groups=8, activation="relu6")
+    assert len(fused_calls) == torch.backends.mkldnn.is_available()
+
+
+def test_autocast_decides_the_precision():
+    x, weight, bias = tensors(8, 8, (3, 3), 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = convolution(x, weight, bias, (1, 1), 1, "relu6")
+    assert found.dtype == torch.bfloat16
+    expected = one_by_one(*(t.bfloat16().float() for t in (x, weight, bias)), (1, 1), 1, "relu6")
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=5e-2)
+
+
+def test_other_precisions_and_other_builds_of_pytorch_take_the_usual_way(fused_calls, monkeypatch):
+    x, weight, bias = tensors(8, 8, (3, 3), 1)
+    doubles = [tensor.double() for tensor in (x, weight, bias)]
+    expected = one_by_one(*doubles, (1, 1), 1, "relu")
+    torch.testing.assert_close(convolution(*doubles, (1, 1), 1, "relu"), expected)
+
+    def missing(*_):
+        raise AttributeError("no such operation")
+
+    monkeypatch.setattr(module, "_fused", missing)
+    module._can_fuse.cache_clear()
+    torch.testing.assert_close(convolution(x, weight, bias, (1, 1), 1, "relu"), expected.float(), rtol=1e-4, atol=1e-4)
+    module._can_fuse.cache_clear()
+    assert not fused_calls
+
+
+def test_an_exported_network_has_public_operations_only():
+    network = ConvNorm(3, 4, 3, activation="relu6").eval()
+    program = torch.export.export(network, (torch.randn(2, 3, 8, 8),))
+    assert "mkldnn" not in str(program.graph)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "relu6"])
+def test_a_folded_layer_equals_batchnorm_as_a_layer(activation):
+    layer = ConvNorm(3, 4, 3, 2, activation=activation).eval()
+    layer[1].running_mean.uniform_(-1, 1)
+    layer[1].running_var.uniform_(0.1, 2)
+    x = 4 * torch.randn(5, 3, 9, 9)
+    expected = activated(layer[1](layer[0](x)), activation)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
