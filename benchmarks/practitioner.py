@@ -1,14 +1,15 @@
 """The practitioner's loop on CIFAR-100: classes that arrive in lessons, 200 images each, and no old image.
 
     python benchmarks/practitioner.py [--lessons 5x2] [--methods ridge adapted gfr etag fine joint tuned]
-                                      [--seeds 0 1 2] [--out DIR] [--from-scratch] [--set KEY=VALUE]
+                                      [--seeds 0 1 2] [--out DIR] [--cache] [--from-scratch] [--set KEY=VALUE]
 
 `5x2` is two lessons of 5 classes, `10x6` six of 10. A seed chooses the classes and everything else that is random.
 Every lesson is a real `etag learn` on folders, one thread, with the settings that it chooses itself; accuracy is on the
 100 test images of each class. `joint` trains a head on all classes in one lesson; `tuned` does, and trains the last two
 stages of the backbone too. `adapted` is ridge regression on a backbone whose last two stages were trained in the first
 lesson. For `ridge`, a model that learns all classes in one lesson is compared too: the largest
-difference of the weights is printed. Models that are in DIR already are not trained again.
+difference of the weights is printed. Models that are in DIR already are not trained again. With `--cache` methods share
+the features of the frozen backbone, so that only the first one's seconds include them.
 """
 
 import argparse
@@ -49,16 +50,17 @@ def folders(home: Path, seed: int, sizes: list[int]) -> tuple[Path, list[Path]]:
     return place, lessons
 
 
-def learn(model: Path, lessons: list[Path], method: str, seed: int, from_scratch: bool, settings: list[str]) -> None:
+def learn(
+    model: Path, lessons: list[Path], method: str, options: argparse.Namespace, seed: int, settings: list[str]
+) -> None:
     """Learn the lessons that the model has not learned yet."""
-    given = {"method": method, "seed": seed}
+    given, keywords = {"method": method, "seed": seed}, {"print_line": print, "cache_features": options.cache}
     known = len(ModelDirectory(model).about().history) if ModelDirectory(model).exists() else 0
     for number, lesson in list(enumerate(lessons))[known:]:
         first = number == 0
         chosen = settings if first else [word for word in settings if word.startswith(("train.", "runtime."))]
-        learn_folder(
-            model, lesson, given if first else {}, chosen, from_scratch=from_scratch and first, print_line=print
-        )
+        from_scratch = options.from_scratch and first
+        learn_folder(model, lesson, given if first else {}, chosen, from_scratch=from_scratch, **keywords)
 
 
 def trial(home: Path, method: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
@@ -68,7 +70,7 @@ def trial(home: Path, method: str, seed: int, options: argparse.Namespace) -> di
     name = f"{'scratch-' if options.from_scratch else ''}{method}-{options.lessons}-{seed}"
     own, settings, at_once = NAMED.get(method, (method, [], False))
     learned = [images / "all"] if at_once else lessons
-    learn(home / name, learned, own, seed, options.from_scratch, [*options.settings, *settings])
+    learn(home / name, learned, own, options, seed, [*options.settings, *settings])
     found = evaluate_folder(home / name, images / "test", images / "unknown")
     groups = {"all": set_of(images / "test"), "first lesson": set_of(lessons[0]), "last lesson": set_of(lessons[-1])}
     values = {
@@ -79,7 +81,7 @@ def trial(home: Path, method: str, seed: int, options: argparse.Namespace) -> di
     values |= {"ECE": found.calibration_error, "AUROC": found.auroc or 0.0, "longest lesson, s": max(seconds)}
     if method == "ridge" and not options.from_scratch:
         whole = home / f"{name}-at-once"
-        learn(whole, [images / "all"], method, seed, False, options.settings)
+        learn(whole, [images / "all"], method, options, seed, options.settings)
         values["difference to one lesson"] = difference(home / name, whole)
     return values
 
@@ -102,6 +104,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=["ridge", "gfr", "etag", "fine", *NAMED])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--cache", action="store_true")
     parser.add_argument("--from-scratch", action="store_true")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args()
