@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -40,6 +40,7 @@ class ConvNorm(nn.Sequential):
     own passes over the maps. Set `folds` to False to run BatchNorm as a layer, for instance to observe its input."""
 
     folds = True
+    epsilon: ClassVar[float] = 1e-5  # of BatchNorm
 
     def __init__(
         self,
@@ -49,11 +50,10 @@ class ConvNorm(nn.Sequential):
         stride: int = 1,
         groups: int = 1,
         activation: Activation | None = None,
-        epsilon: float = 1e-5,
     ) -> None:
-        convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
-        nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # as He et al. (2016)
-        super().__init__(convolution, nn.BatchNorm2d(out, epsilon))
+        conv = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as He et al. (2016)
+        super().__init__(conv, nn.BatchNorm2d(out, self.epsilon))
         self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.backbones.mobilenet import DEFAULT_WIDTH, LAST, InvertedResidual, InvertedResiduals, Row, Stages
-from etag.models.convolution import Activation
 from etag.models.modules import ConvNorm
 
 # Table 1 of EfficientNet
@@ -25,16 +24,7 @@ EFFICIENTNET: Stages = (
 class TensorflowConvNorm(ConvNorm):
     """Pads as TensorFlow does: where an odd number of zeros is needed, there is one more at the end."""
 
-    def __init__(
-        self,
-        channels: int,
-        out: int,
-        kernel: int,
-        stride: int = 1,
-        groups: int = 1,
-        activation: Activation | None = None,
-    ) -> None:
-        super().__init__(channels, out, kernel, stride, groups, activation, epsilon=1e-3)
+    epsilon = 1e-3
 
     def placed(self, weight: Tensor, x: Tensor) -> Tensor:
         """Return the kernel, with zeros in front where the side of `x` is even. A stride of 2 then needs an odd number
