@@ -45,6 +45,13 @@ def test_exact_mode_asserts_that_losses_agree(task):
     assert "time, plain / exact: minima (medians)" in row
 
 
+@pytest.mark.parametrize("words", [[], pytest.param(["--method", "lwf"], marks=pytest.mark.slow)])
+def test_precision(words):
+    rows = table("precision.py", "--size", 8, "--images", 16, *words)
+    assert [row["setting"].split(", ")[1] for row in rows] == ["base task", "later task"]
+    assert all("time, float32 / bf16-mixed: minima (medians)" in row for row in rows)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fine", "ewc", "lwf", "lucir"])
 def test_peers_have_the_same_losses(method):
@@ -73,6 +80,14 @@ def test_flat_cost(tmp_path):
 def test_features():
     (row,) = table("features.py", "--images", 8, "--size", 32, tiny=[])
     assert "as etag, images/s: best (median)" in row
+
+
+@pytest.mark.slow
+def test_learning(shared_data, monkeypatch):
+    monkeypatch.setenv("ETAG_DATA", str(shared_data))
+    (row,) = table("learning.py", "--images", 40, "--size", 32, tiny=[])
+    assert row["setting"].startswith("40 images, 20 classes, 32 px, 32-true")
+    assert "1 thread, s: minimum (median)" in row
 
 
 @pytest.mark.slow
