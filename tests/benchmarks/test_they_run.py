@@ -28,14 +28,14 @@ def table(*args, **options):
     return [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)]
 
 
-def test_engine_overhead():
-    (row,) = table("engine_overhead.py", "--size", 8, "--images", 16)
-    assert "time, engine / bare loop: minima (medians)" in row
-
-
-def test_likelihood():
-    rows = table("likelihood.py", "--images", 2, "--classes", 3, tiny=[])
-    assert [row["setting"].split(", ")[0] for row in rows] == ["mean", "10 samples"]
+def test_all_prints_tables_of_tiny_settings():
+    """Those of two benchmarks, which need no tests of their own."""
+    printed = output("all.py", "engine_overhead", "likelihood", "--quick", tiny=[], rounds=False)
+    assert printed.startswith("<!-- engine_overhead -->\n\n| setting | engine, images/s: best (median) |")
+    assert "| mean, 3 classes, 1 thread, 1 round |" in printed
+    assert "| 10 samples, 3 classes, 1 thread, 1 round |" in printed
+    assert "`python benchmarks/all.py likelihood --quick`: " in printed
+    assert printed.count("<!-- end -->") == 2
 
 
 @pytest.mark.parametrize("task", [pytest.param(0, marks=pytest.mark.slow), 1])
