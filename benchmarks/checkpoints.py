@@ -7,67 +7,48 @@ alternating; the difference is the price of a checkpoint, and its share of the d
 are really written and flushed. Run it while nothing else runs.
 """
 
-import argparse
 import shutil
 import statistics
 import tempfile
-import time
 from copy import deepcopy
 from pathlib import Path
-
-from lightning_fabric import Fabric
 
 from engine_overhead import second_task
 from etag.core.options import RuntimeOptions
 from etag.engine import training
-from etag.engine.engine import Engine
-from etag.engine.runtime import Runtime
 from etag.learner.checkpoints import TaskCheckpointer
+from etag.learner.learner import print_nothing
 from etag.learner.stopping import Stop
+from measure import alternate, conditions, engine, parser, print_table, row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-
+    options = parser(__doc__, width=64, size=32, batch=16, steps=6, rounds=5).parse_args()
     method, (_, task) = second_task(options.batch * options.steps, options.size, options.batch, options.width)
-    start = deepcopy(method.solver.state_dict())
-    engine = Engine(Runtime(Fabric(accelerator="cpu", devices=1)))
+    start, ours = deepcopy(method.solver.state_dict()), engine()
     training.LOG_EVERY = options.steps // 2  # a chance to save in the middle
-    seconds: dict[str, list[float]] = {"without": [], "with": []}
-    files = written = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(options.rounds + 1):  # the first one warms up
-            for name, times in seconds.items():
-                method.solver.load_state_dict(start)
-                checkpointer = None
-                if name == "with":
-                    runtime_options = RuntimeOptions(checkpoint_seconds=1e9, checkpoint_steps=options.steps // 2)
-                    checkpointer = TaskCheckpointer(
-                        Path(folder) / "checkpoints", method, 1, runtime_options, True, Stop(), print
-                    )
-                began = time.perf_counter()
-                engine.train(next(method.phases(task)), checkpointer)
-                if turn:
-                    times.append(time.perf_counter() - began)
-                if checkpointer is not None:
-                    sizes = [file.stat().st_size for file in Path(folder).rglob("*.*")]
-                    files, written = len(sizes), sum(sizes)
-                    shutil.rmtree(Path(folder) / "checkpoints")
-    for name, times in seconds.items():
-        print(f"{name:>8}: minimum {min(times):.3f} s, median {statistics.median(times):.3f} s")
+    runtime = RuntimeOptions(checkpoint_seconds=1e9, checkpoint_steps=options.steps // 2)
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home) / "checkpoints"
+
+        def reset() -> None:
+            method.solver.load_state_dict(start)
+            shutil.rmtree(folder, ignore_errors=True)
+
+        def with_one() -> None:
+            checkpointer = TaskCheckpointer(folder, method, 1, runtime, True, Stop(), print_nothing)
+            ours.train(next(method.phases(task)), checkpointer)
+
+        contenders = {"without": lambda: ours.train(next(method.phases(task))), "with": with_one}
+        times = alternate(contenders, options.rounds, reset)
+        sizes = [file.stat().st_size for file in folder.rglob("*.*")]
+    spent = [reduce(times["with"]) - reduce(times["without"]) for reduce in (min, statistics.median)]
     every = RuntimeOptions().checkpoint_seconds
-    least = min(seconds["with"]) - min(seconds["without"])
-    middle = statistics.median(seconds["with"]) - statistics.median(seconds["without"])
-    print(
-        f"a checkpoint of {written / 1e6:.1f} MB in {files} files: {least:.3f} s (minima), {middle:.3f} s (medians); "
-        f"every {every:.0f} s that is {100 * least / every:.2f} % and {100 * middle / every:.2f} % of the time"
-    )
+    setting = f"width {options.width}, {options.size} px, batch {options.batch}, {conditions(options)}"
+    cells = row(setting, {name: times[name] for name in ("with", "without")})
+    cells |= {"one checkpoint, s: minima (medians)": "{:.2f} ({:.2f})".format(*spent)}
+    cells |= {f"share of {every:.0f} s": "{:.2f} % ({:.2f} %)".format(*(100 * each / every for each in spent))}
+    print_table([cells | {"written": f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"}])
 
 
 if __name__ == "__main__":

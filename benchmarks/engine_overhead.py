@@ -3,16 +3,12 @@
     OMP_NUM_THREADS=1 python benchmarks/engine_overhead.py [--width 16] [--size 32] [--rounds 7]
 
 Both train the same network on the same images with the same batch, augmentation, losses and optimizer (Eq. 9, task
-t >= 1). Epochs alternate; the ratio of minima and of medians is printed. Run it while nothing else runs.
+t >= 1). Epochs alternate. Run it while nothing else runs.
 """
 
-import argparse
-import statistics
-import time
 from copy import deepcopy
 
 import torch
-from lightning_fabric import Fabric
 from torch.nn import functional
 
 from etag.core.options import TrainOptions
@@ -20,16 +16,13 @@ from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
 from etag.data.images import MemoryImages
 from etag.data.preprocess import Preprocess, random_crop
-from etag.engine.engine import Engine
-from etag.engine.runtime import Runtime
 from etag.methods.base import Context
 from etag.methods.etag import ETag, EtagOptions
 from etag.models.backbone import ModelOptions
+from measure import alternate, conditions, engine, parser, print_table, row
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 TAU = 3.0
-
-
 HERE = Placement()
 
 
@@ -105,37 +98,16 @@ def bare_epoch(method: ETag, task: Task, batch: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-
+    options = parser(__doc__, width=16, size=32, batch=32, images=256, rounds=7).parse_args()
     method, (_, task) = second_task(options.images, options.size, options.batch, options.width)
-    start = deepcopy(method.solver.state_dict())
-    engine = Engine(Runtime(Fabric(accelerator="cpu", devices=1)))
+    start, ours = deepcopy(method.solver.state_dict()), engine()
     contenders = {
+        "engine": lambda: ours.train(next(method.phases(task))),
         "bare loop": lambda: bare_epoch(method, task, options.batch),
-        "engine": lambda: engine.train(next(method.phases(task))),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(options.rounds + 1):  # the first one warms up
-        for name, run in contenders.items():
-            method.solver.load_state_dict(start)
-            began = time.perf_counter()
-            run()
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
-    for name, times in seconds.items():
-        print(f"{name:>10}: minimum {min(times):.3f} s, median {statistics.median(times):.3f} s an epoch")
-    bare, ours = seconds["bare loop"], seconds["engine"]
-    print(
-        f"engine / bare loop: {min(ours) / min(bare):.3f} (minima), "
-        f"{statistics.median(ours) / statistics.median(bare):.3f} (medians), "
-        f"{torch.get_num_threads()} thread(s), width {options.width}, {options.size} px, batch {options.batch}"
-    )
+    times = alternate(contenders, options.rounds, lambda: method.solver.load_state_dict(start))
+    setting = f"width {options.width}, {options.size} px, batch {options.batch}, {conditions(options)}"
+    print_table([row(setting, times, options.images)])
 
 
 if __name__ == "__main__":

@@ -4,28 +4,22 @@
 
 The plain one is what a careful author of a paper would write: modules in NCHW order, a DataLoader with transforms of
 one image at a time, four rotations through all of the network, the teacher under no_grad. First both look at the same
-images with the same weights, and their losses must agree to 1e-4; then epochs alternate, and the ratios of minima and
-medians are printed. Run it while nothing else runs.
+images with the same weights, and their losses must agree to 1e-4; then epochs alternate. Run it while nothing else
+runs.
 """
 
-import argparse
 import random
-import statistics
-import time
 from copy import deepcopy
 
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from engine_overhead import MEAN, STD, TAU, second_task
-from etag.core.options import RuntimeOptions
 from etag.core.random import Draws, Stream
 from etag.core.work import Batch
-from etag.engine.engine import Engine
-from etag.engine.runtime import Runtime
+from measure import alternate, conditions, engine, parser, print_table, row
 
 # -- the plain implementation -----------------------------------------------------------------------
 
@@ -199,8 +193,8 @@ def disturbed(module):
             value.mul_(0.9 + 0.2 * noise) if "running" in name else value.add_(0.02 * (noise - 0.5))
 
 
-def check_losses(method, task, phase, plain, base):
-    """The same images through both, statistics frozen; they must say the same."""
+def difference(method, task, phase, plain, base):
+    """How far the losses of the same images are apart, relative to their size; statistics are frozen."""
     rows = torch.arange(plain.loader.batch_size)
     batch = Batch(
         method.context.preprocess.centered(task.train.pixels[rows]),
@@ -217,21 +211,14 @@ def check_losses(method, task, phase, plain, base):
         replayed = batch.draws.integers("replay labels", 0, task.num_old, len(rows))
         codes = batch.draws.normal("replay codes", len(rows), plain.decoder.latent)
         reference = plain.loss(batch.inputs.contiguous(), batch.labels, codes, replayed)
-    difference = abs(ours.item() - reference.item()) / abs(reference.item())
-    assert difference < 1e-4, f"losses differ: {ours.item()} and {reference.item()}"
-    print(f"losses {ours.item():.6f} and {reference.item():.6f}: they differ by {difference:.1e} of their size")
+    return abs(ours.item() - reference.item()) / abs(reference.item())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--images", type=int, default=48)
-    parser.add_argument("--task", type=int, choices=(0, 1), default=1, help="the base task, or the one after it")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    arguments = parser(__doc__, width=64, size=32, batch=16, images=48, rounds=5)
+    arguments.add_argument("--task", type=int, choices=(0, 1), default=1, help="the base task, or the one after it")
+    arguments.add_argument("--compile", action="store_true")
+    options = arguments.parse_args()
 
     base = options.task == 0
     method, (*_, task) = second_task(options.images, options.size, options.batch, options.width, begun=options.task + 1)
@@ -239,33 +226,20 @@ def main() -> None:
         disturbed(module)
     phase = next(method.phases(task))
     plain = Plain(method, task, options.batch, base)
-    check_losses(method, task, phase, plain, base)
+    apart = difference(method, task, phase, plain, base)
+    assert apart < 1e-4, f"the losses differ by {apart:.1e}"
 
-    runtime = RuntimeOptions(accelerator="cpu", compile=options.compile)
-    engine = Engine(Runtime(Fabric(accelerator="cpu", devices=1), runtime))
+    ours = engine(compile=options.compile)
     start, plain_start = deepcopy(method.solver.state_dict()), deepcopy(plain.network.state_dict())
-    contenders = {"plain": plain.epoch, "exact": lambda: engine.train(phase)}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(options.rounds + 1):  # the first one warms up, and compiles
-        for name, epoch in contenders.items():
-            method.solver.load_state_dict(start)
-            plain.network.load_state_dict(plain_start)
-            began = time.perf_counter()
-            epoch()
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
-            else:
-                print(f"{name:>6}: first epoch {time.perf_counter() - began:.1f} s")
-    steps = options.images // options.batch
-    for name, times in seconds.items():
-        least, middle = min(times) / steps, statistics.median(times) / steps
-        print(f"{name:>6}: minimum {1000 * least:.0f} ms, median {1000 * middle:.0f} ms a step")
-    print(
-        f"plain / exact: {min(seconds['plain']) / min(seconds['exact']):.2f} (minima), "
-        f"{statistics.median(seconds['plain']) / statistics.median(seconds['exact']):.2f} (medians); task "
-        f"{options.task}, width {options.width}, {options.size} px, batch {options.batch}, {options.rounds} rounds, "
-        f"{torch.get_num_threads()} thread(s){', compiled' if options.compile else ''}"
-    )
+
+    def reset() -> None:
+        method.solver.load_state_dict(start)
+        plain.network.load_state_dict(plain_start)
+
+    times = alternate({"plain": plain.epoch, "exact": lambda: ours.train(phase)}, options.rounds, reset)
+    setting = f"{'base' if base else 'later'} task, width {options.width}, {options.size} px, batch {options.batch}"
+    setting += f", {conditions(options)}{', compiled' if options.compile else ''}"
+    print_table([row(setting, times, options.images) | {"losses differ by": f"{apart:.0e}"}])
 
 
 if __name__ == "__main__":

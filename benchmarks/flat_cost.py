@@ -3,20 +3,17 @@
     OMP_NUM_THREADS=1 python benchmarks/flat_cost.py [--width 16] [--out docs/images/flat-cost.png]
 
 eTag is brought to each of several tasks (its networks grow as they do in a run; they are not trained on the way), the
-same batches of random images are learned there, and the tasks take turns. Printed are the times of a solver step and
+same batches of random images are trained there, and the tasks take turns. Printed are the times of a solver step and
 of a generator step, and the bytes that are stored; the last table extrapolates to 10,000 classes. Run it while
 nothing else runs.
 """
 
 import argparse
-import statistics
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
-from lightning_fabric import Fabric
 
 from etag.core.options import TrainOptions
 from etag.core.random import Placement, Stream
@@ -24,12 +21,11 @@ from etag.core.scenario import Task
 from etag.core.work import Phase
 from etag.data.images import MemoryImages
 from etag.data.preprocess import Preprocess
-from etag.engine.engine import Engine
-from etag.engine.runtime import Runtime
 from etag.methods.base import Context
 from etag.methods.etag import ETag, EtagOptions
 from etag.models.backbone import ModelOptions
 from etag.report.style import BLUE, GREEN, VERMILION
+from measure import alternate, conditions, engine, lowest, parser, print_table
 
 TASKS = (2, 5, 10, 25, 50, 100, 200)
 NEW = 5  # classes of every task
@@ -73,46 +69,49 @@ def phases_at(tasks: int, options: argparse.Namespace) -> tuple[dict[str, Phase]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--size", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("docs/images/flat-cost.png"))
-    options = parser.parse_args()
+    arguments = parser(__doc__, width=16, size=16, batch=24, steps=4, rounds=7)
+    arguments.add_argument("--out", type=Path, help="file for a figure; none is drawn by default")
+    options = arguments.parse_args()
 
-    engine = Engine(Runtime(Fabric(accelerator="cpu", devices=1)))
+    ours = engine()
     at = {tasks: phases_at(tasks, options) for tasks in TASKS}
-    seconds: dict[tuple[int, str], list[float]] = {(tasks, name): [] for tasks in TASKS for name in at[tasks][0]}
-    for turn in range(options.rounds + 1):  # the first one warms up
-        for tasks, (phases, _) in at.items():
-            for name, phase in phases.items():
-                began = time.perf_counter()
-                engine.train(phase)
-                if turn:
-                    seconds[tasks, name].append((time.perf_counter() - began) / phase.steps)
-
-    least = {key: 1000 * min(times) for key, times in seconds.items()}
-    middle = {key: 1000 * statistics.median(times) for key, times in seconds.items()}
-    print(f"ResNet-18 of width {options.width}, {options.size} px, batch {options.batch}, {NEW} classes a task\n")
-    print("| task | classes | solver step, ms: minimum (median) | to task 2 | generator step, ms | stored, bytes |")
-    print("|---|---|---|---|---|---|")
-    for tasks in TASKS:
-        solver, generator = least[tasks, "solver"], least[tasks, "generator"]
-        print(
-            f"| {tasks} | {NEW * tasks} | {solver:.2f} ({middle[tasks, 'solver']:.2f}) | "
-            f"{solver / least[2, 'solver']:.3f} | {generator:.2f} | {sum(at[tasks][1].values()):,} |"
-        )
+    phases = {(tasks, name): phase for tasks, (both, _) in at.items() for name, phase in both.items()}
+    contenders = {key: lambda phase=phase: ours.train(phase) for key, phase in phases.items()}
+    times = alternate(contenders, options.rounds)
+    ms = {key: [1000 * spent / phases[key].steps for spent in own] for key, own in times.items()}
+    setting = f"ResNet-18 of width {options.width}, {options.size} px, batch {options.batch}, {NEW} classes per task"
+    print(f"{setting}, {conditions(options)}:\n")
     first, last = at[TASKS[0]][1], at[TASKS[-1]][1]
+    print_table(
+        [
+            {
+                "task": tasks,
+                "classes": NEW * tasks,
+                "solver step, ms: minimum (median)": lowest(ms[tasks, "solver"]),
+                "ratio to task 2": f"{min(ms[tasks, 'solver']) / min(ms[TASKS[0], 'solver']):.3f}",
+                "generator step, ms": lowest(ms[tasks, "generator"]),
+                "stored, bytes": f"{sum(at[tasks][1].values()):,}",
+            }
+            for tasks in TASKS
+        ]
+    )
     added = NEW * (TASKS[-1] - TASKS[0])
     per_class = {name: (last[name] - first[name]) / added for name in first}
-    print("\nbytes a class adds: " + ", ".join(f"{name} {count:.0f}" for name, count in per_class.items()))
-    print("\n| classes | stored, bytes | of these for the classes |\n|---|---|---|")
-    for classes in (100, 1_000, 10_000):
-        grown = sum(per_class.values()) * (classes - NEW * TASKS[0])
-        print(f"| {classes:,} | {sum(first.values()) + grown:,.0f} | {grown:,.0f} |")
-    draw(at, least, options.out)
+    parts = ", ".join(f"{name} {count:.0f}" for name, count in per_class.items())
+    print(f"\nBytes that each class adds: {parts}.\n")
+    grown = {classes: sum(per_class.values()) * (classes - NEW * TASKS[0]) for classes in (100, 1_000, 10_000)}
+    print_table(
+        [
+            {
+                "classes": f"{classes:,}",
+                "stored, bytes": f"{sum(first.values()) + more:,.0f}",
+                "of these for the classes": f"{more:,.0f}",
+            }
+            for classes, more in grown.items()
+        ]
+    )
+    if options.out:
+        draw(at, {key: min(own) for key, own in ms.items()}, options.out)
 
 
 def draw(
@@ -127,7 +126,7 @@ def draw(
     right.plot(TASKS, bytes_, color=VERMILION, marker="o", label="stored in all")
     growing = [(stored["head"] + stored["generator"]) / 1e6 for _, stored in at.values()]
     right.plot(TASKS, growing, color=GREEN, marker="s", label="head and generator")
-    right.set(xlabel="task", ylabel="megabytes", title=f"What is stored, {NEW} classes a task")
+    right.set(xlabel="task", ylabel="megabytes", title=f"What is stored, {NEW} classes per task")
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.set_xticks(TASKS, TASKS)
@@ -137,7 +136,6 @@ def draw(
         axes.spines[["top", "right"]].set_visible(False)
     right.set_xticks([2, 50, 100, 200], [2, 50, 100, 200])
     figure.savefig(out, dpi=110)
-    print(f"\nfigure: {out}")
 
 
 if __name__ == "__main__":

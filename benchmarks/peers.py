@@ -1,38 +1,38 @@
 """Fine-tuning, EWC, LwF and Lucir as we train them, against a loop as the usual libraries have it.
 
-    OMP_NUM_THREADS=1 python benchmarks/peers.py [--methods fine ewc lwf lucir] [--task 1] [--precision auto]
+    OMP_NUM_THREADS=1 python benchmarks/peers.py [--methods fine ewc lwf lucir] [--precision auto]
                                                  [--batch 128] [--images 512] [--rounds 5]
 
 The other side is ResNet-32 in NCHW order, in float32, on a DataLoader that transforms one image at a time, with the
 same losses and optimizer. First both look at the same images with the same weights: their losses must agree to 1e-4 in
-float32. Then epochs alternate, and the ratios of minima and medians are printed. Run it while nothing else runs.
+float32. Then epochs alternate, in a process for each side: ours computes as `etag run` does, in the precision that is
+asked for and with freed memory reused, which is a setting of the whole process. Run it while nothing else runs.
 """
 
 import argparse
-import statistics
-import time
+from collections.abc import Callable
 from copy import deepcopy
+from itertools import product
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from engine_overhead import MEAN, STD
-from etag.core.options import RuntimeOptions, TrainOptions
+from etag.core.memory import reuse_freed_memory
+from etag.core.options import TrainOptions
 from etag.core.random import Draws, Placement, Stream
 from etag.core.scenario import Task
 from etag.core.work import Batch, Phase
 from etag.data.images import MemoryImages
 from etag.data.preprocess import Preprocess
-from etag.engine.engine import Engine
-from etag.engine.runtime import Runtime, resolve_precision
 from etag.learner.learner import Learner
 from etag.methods.base import AnyMethod, Context
 from etag.methods.registry import METHODS
 from etag.models.backbone import ModelOptions
 from exact_mode import Block, Images, disturbed
+from measure import alternate_processes, conditions, engine, parser, print_table, row
 
 OPTIONS = {"lucir": {"imprint": False, "exemplars": {"per_class": 20}}, "ewc": {"importance": {"gradients": "batch"}}}
 TRAINING = TrainOptions(epochs=1, optimizer="sgd", lr=0.01, schedule="constant")
@@ -163,9 +163,8 @@ def prepared(name: str, begun: int, images: int, training: TrainOptions) -> tupl
     method = cls(
         cls.Options.model_validate({"name": name} | cls.Options.changed_defaults | OPTIONS.get(name, {})), context
     )
-    runtime = Runtime(Fabric(accelerator="cpu", devices=1))
     if begun:
-        Learner(method, runtime).train(tasks[0])
+        Learner(method, engine().runtime).train(tasks[0])
     method.begin_task(tasks[begun])
     disturbed(method.solver)
     return method, tasks[begun], next(method.phases(tasks[begun]))
@@ -182,47 +181,47 @@ def difference(method: AnyMethod, phase: Phase, plain: Plain, images: MemoryImag
     return abs(ours.item() - reference.item()) / abs(reference.item())
 
 
-def compare(name: str, options: argparse.Namespace) -> None:
+def sides(name: str, begun: int, options: argparse.Namespace) -> tuple[AnyMethod, Phase, Plain, MemoryImages]:
+    """A method at a task, its phase, the usual loop with the same weights, and the images of both."""
     training = TRAINING.model_copy(update={"batch_size": options.batch})
-    method, task, phase = prepared(name, options.task, options.images, training)
+    method, task, phase = prepared(name, begun, options.images, training)
     images = task.train if method.memory is None else method.memory.joined_to(task.train)
-    plain = Plain(method, task, images, training)
-    apart = difference(method, phase, plain, images)
-    assert apart < 1e-4, f"{name}: losses differ by {apart:.1e}"
-    runtime = resolve_precision(RuntimeOptions(accelerator="cpu", precision=options.precision))
-    engine = Engine(Runtime(Fabric(accelerator="cpu", devices=1, precision=runtime.precision), runtime))
-    start, plain_start = deepcopy(method.solver.state_dict()), deepcopy(plain.network.state_dict())
-    contenders = {"usual": plain.epoch, "etag": lambda: engine.train(phase)}
-    seconds: dict[str, list[float]] = {side: [] for side in contenders}
-    for turn in range(options.rounds + 1):  # the first one warms up
-        for side, epoch in contenders.items():
-            method.solver.load_state_dict(start)
-            plain.network.load_state_dict(plain_start)
-            began = time.perf_counter()
-            epoch()
-            if turn:
-                seconds[side].append(time.perf_counter() - began)
-    rate = {side: len(phase.batches) * options.batch / min(times) for side, times in seconds.items()}
-    print(
-        f"{name}, task {options.task}: usual / etag {min(seconds['usual']) / min(seconds['etag']):.2f} (minima), "
-        f"{statistics.median(seconds['usual']) / statistics.median(seconds['etag']):.2f} (medians); "
-        f"{rate['usual']:.0f} and {rate['etag']:.0f} images/s; losses differ by {apart:.0e}; {runtime.precision}, "
-        f"batch {options.batch}, {options.rounds} rounds, {torch.get_num_threads()} thread(s)",
-        flush=True,
-    )
+    return method, phase, Plain(method, task, images, training), images
+
+
+def epoch(side: str, name: str, begun: int, options: argparse.Namespace) -> Callable[[], None]:
+    """One epoch of a side, as a function to call, which begins with the same weights every time."""
+    if side == "etag":
+        reuse_freed_memory()  # as every run does
+    method, phase, plain, _ = sides(name, begun, options)
+    ours = engine(precision=options.precision)
+    network, run = (plain.network, plain.epoch) if side == "usual" else (method.solver, lambda: ours.train(phase))
+    start = deepcopy(network.state_dict())
+
+    def work() -> None:
+        network.load_state_dict(start)
+        run()
+
+    return work
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", nargs="+", default=["fine", "ewc", "lwf", "lucir"])
-    parser.add_argument("--task", type=int, choices=(0, 1), default=1, help="the base task, or the one after it")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    for name in options.methods:
-        compare(name, options)
+    arguments = parser(__doc__, batch=128, images=512, rounds=5)
+    arguments.add_argument("--methods", nargs="+", default=["fine", "ewc", "lwf", "lucir"])
+    arguments.add_argument("--precision", default="auto")
+    options = arguments.parse_args()
+    precision = engine(precision=options.precision).runtime.options.precision
+    rows = []
+    for name, begun in product(options.methods, (0, 1)):
+        method, phase, plain, images = sides(name, begun, options)
+        apart = difference(method, phase, plain, images)
+        assert apart < 1e-4, f"{name}: the losses differ by {apart:.1e}"
+        times = alternate_processes(epoch, ("usual", "etag"), options.rounds, name, begun, options)
+        task = "later task" if begun else "base task"
+        setting = f"{name}, {task}, batch {options.batch}, etag in {precision}, {conditions(options)}"
+        cells = row(setting, times, len(phase.batches) * options.batch)
+        rows.append(cells | {"losses differ by": f"{apart:.0e}"})
+    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -20,65 +20,93 @@ def output(script, *words, tiny=TINY, rounds=True):
     return done.stdout
 
 
-def test_engine_overhead():
-    assert "engine / bare loop:" in output("engine_overhead.py", "--size", 8, "--images", 16)
+def table(*args, **options):
+    """The rows of the first table that a script prints, by column; nothing but tables and sentences is printed."""
+    lines = output(*args, **options).splitlines()
+    assert all(line == "" or line.startswith("|") or line.endswith((".", ":")) for line in lines)
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)]
+
+
+def test_all_prints_tables_of_tiny_settings():
+    """Those of two benchmarks, which need no tests of their own."""
+    printed = output("all.py", "engine_overhead", "likelihood", "--quick", tiny=[], rounds=False)
+    assert printed.startswith("<!-- engine_overhead -->\n\n| setting | engine, images/s: best (median) |")
+    assert "| mean, 3 classes, 1 thread, 1 round |" in printed
+    assert "| 10 samples, 3 classes, 1 thread, 1 round |" in printed
+    assert "`python benchmarks/all.py likelihood --quick`: " in printed
+    assert printed.count("<!-- end -->") == 2
 
 
 @pytest.mark.parametrize("task", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_exact_mode_asserts_that_losses_agree(task):
-    printed = output("exact_mode.py", "--size", 8, "--images", 16, "--task", task)
-    assert "they differ by" in printed
-    assert "plain / exact:" in printed
+    (row,) = table("exact_mode.py", "--size", 8, "--images", 16, "--task", task)
+    assert float(row["losses differ by"]) < 1e-4
+    assert "time, plain / exact: minima (medians)" in row
+
+
+@pytest.mark.parametrize("words", [[], pytest.param(["--method", "lwf"], marks=pytest.mark.slow)])
+def test_precision(words):
+    rows = table("precision.py", "--size", 8, "--images", 16, *words)
+    assert [row["setting"].split(", ")[1] for row in rows] == ["base task", "later task"]
+    assert all("time, float32 / bf16-mixed: minima (medians)" in row for row in rows)
 
 
 @pytest.mark.slow
-def test_peers_have_the_same_losses():
-    printed = output("peers.py", "--images", 64, "--batch", 16, tiny=[])
-    assert printed.count("usual / etag") == 4
+@pytest.mark.parametrize("method", ["fine", "ewc", "lwf", "lucir"])
+def test_peers_have_the_same_losses(method):
+    rows = table("peers.py", "--methods", method, "--images", 64, "--batch", 16, tiny=[])
+    assert [row["setting"].split(", ")[:2] for row in rows] == [[method, "base task"], [method, "later task"]]
+    assert all(float(row["losses differ by"]) < 1e-4 for row in rows)
+    assert all("time, usual / etag: minima (medians)" in row for row in rows)
 
 
 @pytest.mark.slow
 def test_checkpoints():
-    assert "of the time" in output("checkpoints.py", "--size", 8)
+    (row,) = table("checkpoints.py", "--size", 8)
+    assert row["share of 300 s"].count("%") == 2
+    assert row["written"].endswith("files")
 
 
 @pytest.mark.slow
 def test_flat_cost(tmp_path):
     printed = output("flat_cost.py", "--size", 8, "--steps", 1, "--out", tmp_path / "figure.png")
     assert "| 200 | 1000 |" in printed
-    assert "bytes a class adds: backbone 0" in printed
+    assert "Bytes that each class adds: backbone 0" in printed
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-def test_likelihood():
-    printed = output("likelihood.py", "--images", 2, "--classes", 3, tiny=[])
-    assert "| mean |" in printed
-    assert "| 10 |" in printed
 
 
 @pytest.mark.slow
 def test_features():
-    printed = output("features.py", "--images", 8, "--size", 32, tiny=[])
-    assert "| as etag |" in printed
+    (row,) = table("features.py", "--images", 8, "--size", 32, tiny=[])
+    assert "as etag, images/s: best (median)" in row
+
+
+@pytest.mark.slow
+def test_learning(shared_data, monkeypatch):
+    monkeypatch.setenv("ETAG_DATA", str(shared_data))
+    (row,) = table("learning.py", "--images", 40, "--size", 32, tiny=[])
+    assert row["setting"].startswith("40 images, 20 classes, 32 px, 32-true")
+    assert "1 thread, s: minimum (median)" in row
 
 
 @pytest.mark.slow
 def test_predicting():
-    printed = output("predicting.py", "--images", 20, "--size", 8, "--width", 4, "--files", 5, tiny=[])
-    assert "predict / backbone throughput:" in printed
-    assert "5 files: decoding alone" in printed
+    (row,) = table("predicting.py", "--images", 20, "--size", 8, "--width", 4, tiny=[])
+    assert "time, backbone / predict: minima (medians)" in row
+    assert "decoding files, images/s: best (median)" in row
 
 
 @pytest.mark.slow
 def test_profile():
-    assert "| evaluation |" in output("profile_etag.py", "--size", 8, rounds=False)
+    assert table("profile_etag.py", "--size", 8)[-1]["piece"] == "evaluation"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fine", "etag"])
 def test_decoding(shared_data, method):
-    folder = shared_data / "imagenet-mini"
-    assert "files / memory:" in output("decoding.py", folder, "--size", 16, "--method", method)
+    (row,) = table("decoding.py", shared_data / "imagenet-mini", "--size", 16, "--method", method)
+    assert "time, files / memory: minima (medians)" in row
 
 
 @pytest.mark.slow
