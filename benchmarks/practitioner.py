@@ -1,7 +1,8 @@
 """The practitioner's loop on CIFAR-100: classes that arrive in lessons, 200 images each, and no old image.
 
     python benchmarks/practitioner.py [--lessons 5x2] [--methods ridge adapted gfr etag fine joint tuned]
-                                      [--seeds 0 1 2] [--out DIR] [--cache] [--from-scratch] [--set KEY=VALUE]
+                                      [--seeds 0 1 2] [--out DIR] [--cache] [--from-scratch]
+                                      [--validation] [--set KEY=VALUE]
 
 `5x2` is two lessons of 5 classes, `10x6` six of 10. A seed chooses the classes and everything else that is random.
 Every lesson is a real `etag learn` on folders, one thread, with the settings that it chooses itself; accuracy is on the
@@ -9,7 +10,8 @@ Every lesson is a real `etag learn` on folders, one thread, with the settings th
 stages of the backbone too. `adapted` is ridge regression on a backbone whose last two stages were trained in the first
 lesson. For `ridge`, a model that learns all classes in one lesson is compared too: the largest
 difference of the weights is printed. Models that are in DIR already are not trained again. With `--cache` methods share
-the features of the frozen backbone, so that only the first one's seconds include them.
+the features of the frozen backbone, so that only the first one's seconds include them. `--validation` evaluates on
+other training images, for choices that are to be made without the test images.
 """
 
 import argparse
@@ -35,18 +37,29 @@ NAMED = {
 }
 
 
-def folders(home: Path, seed: int, sizes: list[int]) -> tuple[Path, list[Path]]:
+LEARNED, TESTED = 200, 100  # images per class
+
+
+def folders(home: Path, seed: int, sizes: list[int], validation: bool) -> tuple[Path, list[Path]]:
     """Images in folders: one per lesson, all of them, test, and unknown: classes that are never learned."""
-    place, total = home / f"images-{'-'.join(map(str, sizes))}-{seed}", sum(sizes)
+    kind = "validation" if validation else "images"
+    place, total = home / f"{kind}-{'-'.join(map(str, sizes))}-{seed}", sum(sizes)
     numbers = np.random.default_rng(seed).permutation(100).tolist()
     ends = np.cumsum(sizes).tolist()
     parts = {f"lesson-{end}": numbers[end - size : end] for size, end in zip(sizes, ends, strict=True)}
     lessons = [place / name for name in parts]
     parts |= {"all": numbers[:total], "test": numbers[:total], "unknown": numbers[total : total + 10]}
     for name, classes in parts.items():
-        if not (place / name).exists():
-            part = "test" if name in ("test", "unknown") else "train"
-            source_folders("cifar100", place / name, ",".join(map(str, classes)), 200, part)
+        if (place / name).exists():
+            continue
+        tested = name in ("test", "unknown")
+        count, part = (LEARNED, "test" if tested else "train")
+        if tested and validation:
+            count, part = LEARNED + TESTED, "train"
+        source_folders("cifar100", place / name, ",".join(map(str, classes)), count, part)
+        for folder in (place / name).iterdir() if tested and validation else ():
+            for file in sorted(folder.iterdir())[:LEARNED]:
+                file.unlink()
     return place, lessons
 
 
@@ -66,8 +79,9 @@ def learn(
 def trial(home: Path, method: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """One model, trained and evaluated."""
     sizes = [options.classes] * options.count
-    images, lessons = folders(home, seed, sizes)
-    name = f"{'scratch-' if options.from_scratch else ''}{method}-{options.lessons}-{seed}"
+    images, lessons = folders(home, seed, sizes, options.validation)
+    kind = "scratch-" * options.from_scratch + "validation-" * options.validation
+    name = f"{kind}{method}-{options.lessons}-{seed}"
     own, settings, at_once = NAMED.get(method, (method, [], False))
     learned = [images / "all"] if at_once else lessons
     learn(home / name, learned, own, options, seed, [*options.settings, *settings])
@@ -106,6 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cache", action="store_true")
     parser.add_argument("--from-scratch", action="store_true")
+    parser.add_argument("--validation", action="store_true")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args()
     options.classes, options.count = map(int, options.lessons.split("x"))
