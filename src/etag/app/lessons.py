@@ -1,11 +1,12 @@
 """Lessons: new classes, more images of known ones, or a class to forget, on a model directory."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -16,6 +17,7 @@ from etag.app.labels import WrongLabel, wrong_labels
 from etag.core.errors import EtagError
 from etag.core.files import make_private_folder, user_cache
 from etag.core.options import RuntimeOptions
+from etag.core.random import Placement
 from etag.core.scenario import Task
 from etag.core.text import duration
 from etag.core.work import Callback
@@ -28,7 +30,7 @@ from etag.experiments.estimate import seconds_of_task
 from etag.learner.calibration import Calibration
 from etag.learner.callbacks import closing_all, create_callbacks
 from etag.learner.config import UNKNOWN_COUNT, LearnerConfig, create_method
-from etag.learner.learner import Learner, LearnOptions, print_nothing
+from etag.learner.learner import Distribute, Learner, LearnOptions, print_nothing
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.pretrained import DEFAULT, default_is_installed
 from etag.learner.stopping import Stop
@@ -36,6 +38,9 @@ from etag.learner.versions import Lesson, ModelInfo, Name
 from etag.methods.abilities import CanForget, UpdatesExactly
 from etag.methods.base import AnyMethod
 from etag.methods.registry import METHODS
+
+if TYPE_CHECKING:
+    from etag.app.ray_features import RayFeatures
 
 FAR_FEWER = 10  # times fewer images than the largest class
 FIXED = ("method", "seed", "model", "data")  # settings that a model keeps from its first lesson
@@ -64,10 +69,12 @@ def learn_folder(
     print_line: Callable[[str], None],
     dry_run: bool = False,
     cache_features: bool = False,
+    ray: "RayFeatures | None" = None,
     verbose: bool = True,
 ) -> LessonResult | None:
     """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing. With
-    `cache_features`, features of the images under a frozen backbone are in the user's cache and stay there."""
+    `cache_features`, features of the images under a frozen backbone are in the user's cache and stay there. With `ray`,
+    workers of a Ray cluster read the images and compute these features."""
     directory = ModelDirectory(model)
     if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
         raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
@@ -91,15 +98,20 @@ def learn_folder(
         config = config.model_copy(
             update={"runtime": resolve_runtime(config.runtime, directory.recorded_runtime, print_line)}
         )
-        images = lesson_images(listing, about, config.data.memory, config.data.workers, update)
-        _announce(directory, about, config, images, print_line)
+        if ray is not None:
+            _check_can_distribute(directory, about)
+        images = lesson_images(listing, about, 0 if ray else config.data.memory, config.data.workers, update)
+        _announce(directory, about, config, images, print_line, "without Ray this would" if ray else "this should")
         if dry_run:
             return None
         cache = None
         if cache_features:
             cache = user_cache() / "features"
             make_private_folder(cache)
-        result = learn(directory, about, images, config.runtime, verbose=verbose, feature_folder=cache)
+        with nullcontext() if ray is None else ray.connected(config.runtime.precision) as distribute:
+            result = learn(
+                directory, about, images, config.runtime, verbose=verbose, feature_folder=cache, distribute=distribute
+            )
         if cache is not None and any(cache.iterdir()):
             print_line(f"features of these images stay in '{cache}' until you delete that folder.")
         return result
@@ -118,6 +130,19 @@ def check_can_learn(directory: ModelDirectory) -> ModelInfo:
             "(last_task=false)."
         )
     return replace(about, expected_classes=None)
+
+
+def _check_can_distribute(directory: ModelDirectory, about: ModelInfo) -> None:
+    """Raise an error unless the next lesson learns from features of a frozen backbone."""
+    if directory.exists():
+        method, _ = directory.load_method()
+    else:
+        method = create_method(about.learner_config(), Placement(), about.preprocess, channels=about.channels)
+    if not method.sees_features(len(about.task_sizes)):
+        raise EtagError(
+            f"`--on ray` has nothing to do: it computes features of a frozen backbone, and {about.method} does not "
+            "learn from such features in this lesson. Leave it out."
+        )
 
 
 def first_lesson(
@@ -203,10 +228,11 @@ def learn(
     verbose: bool = True,
     stop: Stop | None = None,
     feature_folder: Path | None = None,
+    distribute: Distribute | None = None,
 ) -> LessonResult:
     """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock. An
     interrupted lesson is resumed if its images are the same. Features of a frozen backbone are deleted at its end, or
-    stored in a folder if one is given."""
+    stored in a folder if one is given; with `distribute`, other processes compute them."""
     results: list[LessonResult] = []
 
     def work(runtime: Runtime) -> None:
@@ -239,6 +265,7 @@ def learn(
                 stop=on_stop,
                 print_line=print_line,
                 feature_folder=feature_folder,
+                distribute=distribute,
             )
             evaluation = learner.learn(task, chosen)
         after = learner.about
@@ -316,8 +343,9 @@ def _announce(
     config: RunConfig,
     images: LessonImages,
     print_line: Callable[[str], None],
+    this_should: str = "this should",
 ) -> None:
-    """Print what will be done, and how long it should take."""
+    """Print what will be done, and how long it should take on this machine."""
     known, model = len(about.classes), about.learner_config().model
     kind = "known classes" if images.update else f"new classes besides {known} known ones" if known else "new classes"
     training = config.train.for_task(len(about.task_sizes))
@@ -338,7 +366,7 @@ def _announce(
     if rare := _rare(images):
         print_line(f"rare classes are recognized less often; add images if you can: {', '.join(rare)}.")
     seconds = expected_seconds(directory, about, images, config.runtime)
-    print_line(f"this should take about {duration(seconds)}.")
+    print_line(f"{this_should} take about {duration(seconds)}.")
 
 
 def _single(images: LessonImages) -> list[Name]:

@@ -68,13 +68,32 @@ def learn(
             "--cache-features", help="Keep features of the images in the user's cache: learning them again is faster."
         ),
     ] = False,
+    on: Annotated[
+        Literal["local", "ray"],
+        typer.Option(
+            help="Where features of a frozen network are computed: here, or by Ray workers, which read the files. "
+            "Refused if the lesson trains the network."
+        ),
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="For --on ray: address of a cluster (default: start one here).")
+    ] = None,
     setting: Settings = None,
     dry_run: DryRun = False,
-    _plugin: Plugins = None,
+    plugin: Plugins = None,
 ) -> None:
     """Learn new classes from a folder of images; no image is stored."""
     from etag.app.lessons import learn_folder
 
+    ray = None
+    if on == "ray":
+        from etag.app.ray_features import RayFeatures
+
+        ray = RayFeatures(address, plugin or [])
+    elif address is not None:
+        from etag.core.errors import EtagError
+
+        raise EtagError("--address is for `--on ray`: add that, or leave it out.")
     named = {"method": method, "model.weights": weights, "seed": seed}
     given = {key: value for key, value in named.items() if value is not None}
     try:
@@ -88,6 +107,7 @@ def learn(
             print_line=echo,
             dry_run=dry_run,
             cache_features=cache_features,
+            ray=ray,
         )
     except KeyboardInterrupt as stopped:
         echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)

@@ -10,11 +10,16 @@ from torch import Tensor
 
 
 class ImageSet(Protocol):
-    """Labeled images that are read by row, as uint8 of shape (n, channels, height, width)."""
+    """Labeled images that are read by row, as uint8 of shape (n, channels, height, width); or their features, as
+    float32 of shape (n, size)."""
 
     @property
     def labels(self) -> Tensor:
         """Class number of each image."""
+
+    @property
+    def holds_features(self) -> bool:
+        """Whether `read` yields features of a frozen backbone in place of images."""
 
     def __len__(self) -> int: ...
 

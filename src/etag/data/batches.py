@@ -9,7 +9,6 @@ from etag.core.errors import EtagError
 from etag.core.random import Draws, Placement, Stream
 from etag.core.scenario import ImageSet
 from etag.core.work import Batch
-from etag.data.images import Features
 from etag.data.preprocess import Preprocess
 
 
@@ -66,7 +65,6 @@ class ImageBatches(_RowBatches):
     ) -> None:
         super().__init__(len(images), size, stream, placement, shuffle, drop_last)
         self._images, self._preprocess, self._augment = images, preprocess, augment
-        self._is_features = isinstance(images, Features)
 
     @property
     def smallest(self) -> int:
@@ -81,7 +79,7 @@ class ImageBatches(_RowBatches):
         batches = self._images.read([rows for rows, _, _ in steps])
         for (rows, draws, total), pixels in zip(steps, batches, strict=True):
             pixels = pixels.to(device, non_blocking=True)
-            if self._is_features:
+            if self._images.holds_features:
                 inputs = pixels
             else:
                 inputs = preprocess.augmented(pixels, draws, total) if self._augment else preprocess.centered(pixels)

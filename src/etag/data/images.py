@@ -31,6 +31,7 @@ class MemoryImages:
     stored: Tensor
     labels: Tensor
     enlarge: Resize | None = None
+    holds_features = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,6 +76,7 @@ class EncodedImages:
     encoded: Callable[[int], bytes]  # the content of the image at a position
     decode: Callable[[list[int]], Tensor]  # from positions to uint8 of shape (n, channels, side, side)
     enlarge: Resize | None = None
+    holds_features = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -117,6 +119,7 @@ class FileImages:
     resize: Resize
     workers: int
     channels: int = 3  # 1 decodes them in gray
+    holds_features = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -185,6 +188,7 @@ class Features:
     matrix: Tensor
     places: Tensor
     labels: Tensor
+    holds_features = True
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -211,6 +215,7 @@ class MixedImages:
 
     sets: tuple[ImageSet, ...]
     rows: Tensor  # positions in the concatenation of the sets
+    holds_features = False
 
     @classmethod
     def of(cls, *sets: ImageSet) -> Self:

@@ -1,4 +1,4 @@
-"""Runs as tasks of a Ray cluster: an existing one, or one that is started on this machine."""
+"""Runs as tasks of a Ray cluster."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +8,9 @@ from etag.core.errors import EtagError
 from etag.experiments import plugins
 from etag.experiments.config import validate
 from etag.experiments.grid import PlannedRun
+from etag.experiments.ray_cluster import RETRIES, connect, processor_count, reason
 from etag.experiments.run import run as execute
 
-RETRIES = 5  # how often a run is started again after its worker was lost
 STOP_SECONDS = 60.0  # for a run to reach its next checkpoint and stop
 
 
@@ -39,10 +39,10 @@ class RayJob:
         if not ready:
             return None
         try:
-            reason: str = self._ray.get(self._reference)
+            failure: str = self._ray.get(self._reference)
         except self._ray.exceptions.RayError as error:
-            return str(error).strip().splitlines()[-1]
-        return reason
+            return reason(error)
+        return failure
 
     def stop(self) -> None:
         """Interrupt it as Ctrl-C does."""
@@ -54,22 +54,13 @@ class RayWorkers:
     """Gives Ray as many runs as the cluster has processors; a run whose worker is lost is resumed by another."""
 
     def __init__(self, address: str | None = None, jobs: int | None = None) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise EtagError("`--on ray` needs the extra `ray`: pip install 'etag-cil[ray]'.") from None
-        self._ray: Any = ray
-        local: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
-        try:
-            ray.init(address=address or "local", log_to_driver=False, **local)
-        except ConnectionError as error:
-            raise EtagError(f"there is no Ray cluster at '{address}'.") from error
+        self._ray = connect(address, jobs)
         self._gpus = self._ray.cluster_resources().get("GPU", 0)
 
     @property
     def slots(self) -> int:
         """The number of processors at the moment: a cluster may grow."""
-        return int(self._ray.cluster_resources().get("CPU", 1))
+        return processor_count(self._ray)
 
     def check(self, runs: Sequence[PlannedRun]) -> None:
         """Do nothing: data may be on the machines of the workers alone."""

@@ -14,8 +14,9 @@ from etag.core.evaluation import Evaluation
 from etag.core.files import checksum
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import ImageSet, Task
-from etag.core.work import Callback, Checkpointer, Plan
+from etag.core.work import Callback, Checkpointer, DataPass, Plan
 from etag.data.images import Features, content_keys
+from etag.data.preprocess import Preprocess
 from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
 from etag.evaluation.evaluate import evaluate, predictions_pass
@@ -27,6 +28,10 @@ from etag.learner.stopping import Stop
 from etag.learner.versions import Lesson, ModelInfo, Name
 from etag.methods.abilities import CanUpdate, UpdatesExactly
 from etag.methods.base import AnyMethod
+from etag.models.backbone import Backbone
+
+# from images to a set of their features under a frozen backbone, which other processes compute
+Distribute = Callable[[Backbone, Preprocess, ImageSet], ImageSet]
 
 
 def print_nothing(_: str) -> None:
@@ -36,7 +41,8 @@ def print_nothing(_: str) -> None:
 class Learner:
     """Learns one task per call of `learn`: begins it, runs its phases with checkpoints, ends, evaluates and saves it.
     It may run in any thread; `stop.request()` makes it save a checkpoint within a few steps and stop. Without a
-    directory nothing is saved, for estimates and tests."""
+    directory nothing is saved, for estimates and tests. With `distribute`, features of a frozen backbone are computed
+    elsewhere."""
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class Learner:
         print_line: Callable[[str], None] = print_nothing,
         engine: Engine | None = None,
         feature_folder: Path | None = None,
+        distribute: Distribute | None = None,
     ) -> None:
         self.method, self.runtime, self.directory = method, runtime, directory
         self.callbacks = callbacks if runtime.leader else ()
@@ -60,6 +67,7 @@ class Learner:
         # where features of a frozen backbone are stored while the learner works; without a directory: in memory
         self._feature_folder = feature_folder or (None if directory is None else directory.unfinished / "features")
         self._feature_stores: dict[str, FeatureStore] = {}
+        self._distribute = distribute
 
     def learn(self, task: Task, options: "LearnOptions") -> Evaluation:
         """Learn a task and save the model; returns its evaluation (its accuracies are NaN if there are no test images).
@@ -109,11 +117,16 @@ class Learner:
         store, keys = self._feature_store(), content_keys(images)
         with store.updating():
             if places := store.missing(keys):
-                entries = self.engine.stream(self.method.features_pass(name, images.select(torch.tensor(places))))
-                for entry in entries:
+                for entry in self.engine.stream(self._features_pass(name, images.select(torch.tensor(places)))):
                     own, places = places[: len(entry["features"])], places[len(entry["features"]) :]
                     store.add([keys[place] for place in own], entry["features"])
         return Features(*store.rows(keys), images.labels)
+
+    def _features_pass(self, name: str, images: ImageSet) -> DataPass:
+        size = self.method.pass_size(images)  # the same batches wherever they are computed, for the same features
+        if self._distribute is not None:
+            images = self._distribute(self.method.solver.backbone, self.method.context.preprocess, images)
+        return self.method.features_pass(name, images, size=size)
 
     def _feature_store(self) -> FeatureStore:
         """The store for the backbone as it is now."""

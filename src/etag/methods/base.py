@@ -22,7 +22,6 @@ from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import DataPass, ParameterGroup, Phase, Plan, Term
 from etag.data.batches import ImageBatches
-from etag.data.images import Features
 from etag.data.preprocess import Preprocess
 from etag.data.views import IDENTITY, ViewTransforms
 from etag.methods.abilities import MeasuresFamiliarity
@@ -359,20 +358,23 @@ class Method(ABC, Generic[OptionsT]):
             else ImageBatches(held_out, c.preprocess, 4 * size, stream, c.placement, augment=False, shuffle=False),
         )
 
-    def features_pass(self, name: str, images: ImageSet, augmented_passes: int = 0) -> DataPass:
+    def features_pass(
+        self, name: str, images: ImageSet, augmented_passes: int = 0, size: int | None = None
+    ) -> DataPass:
         """The work of computing the solver's features of images, in their order: in one pass over them without
-        augmentation, or in `augmented_passes` passes with it."""
-        batches = self.pass_batches(name, images, augment=augmented_passes > 0)
+        augmentation, or in `augmented_passes` passes with it. `size` is that of the batches."""
+        batches = self.pass_batches(name, images, augmented_passes > 0, size)
         return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 
     def pass_batches(self, name: str, images: ImageSet, augment: bool = False, size: int | None = None) -> ImageBatches:
-        """Batches of images in the order of the data; large ones by default, because no gradients are held."""
-        c = self.context
-        if size is None:
-            size = 4 * c.train.batch_size
-            if not isinstance(images, Features):
-                size = images_at_a_time(size, c.preprocess.size, c.placement.device)
+        """Batches of images in the order of the data; of `pass_size` images by default."""
+        c, size = self.context, size or self.pass_size(images)
         return ImageBatches(images, c.preprocess, size, self.stream(name), c.placement, augment=augment, shuffle=False)
+
+    def pass_size(self, images: ImageSet) -> int:
+        """How many images a batch of a pass has: more than in training, because no gradients are held."""
+        c, size = self.context, 4 * self.context.train.batch_size
+        return size if images.holds_features else images_at_a_time(size, c.preprocess.size, c.placement.device)
 
     def store_exemplars(self, task: Task) -> Plan:
         """Choose and store exemplars of the task's classes, if the method stores any."""
