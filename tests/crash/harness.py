@@ -62,7 +62,9 @@ OWN = {
     "gc": {"method.features.passes": 1, "method.generator.train.steps": 12},
     "bir": {"method.features.passes": 1, "method.generator": {"hidden": 16, "train": {"steps": 12, "batch_size": 8}}},
     "fetril": {"method.head_train": {"epochs": 2, "batch_size": 8}},
-    "ldc": {"method.drift": {"passes": 2, "train": {"steps": 12, "batch_size": 8}}},
+    # checkpoints at the ends of phases only: results of passes wait for them
+    "ldc": {"method.drift": {"passes": 2, "train": {"steps": 12, "batch_size": 8}}, "runtime.checkpoint_seconds": 300},
+    "fecam": {"runtime.checkpoint_seconds": 300},
     "efc": {"method.rebalance": {"feature_passes": 2, "train": {"epochs": 2, "batch_size": 8}}},
 }
 LESSON = {

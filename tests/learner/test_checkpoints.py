@@ -145,6 +145,14 @@ def test_means_that_follow_the_backbone_are_moved_once(small, name, drift_map, t
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
+def test_short_passes_are_repeated_not_saved(small, tmp_path, cut_at):
+    """Their results are saved with the next checkpoint, which here is at the end of a phase."""
+    config = small("efc", **(OFTEN | SMALL["efc"] | {"runtime.checkpoint_seconds": 1e6}))
+    run(config, tmp_path / "whole")
+    assert cut_until_done(config, tmp_path / "cut", cut_at, [15, 17, 5, 19, 21, 23, 25, 30, 40, 60]) > 2
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
 def test_checkpoints_can_be_counted_in_steps(small, tmp_path, cut_at):
     config = small("fine", **(OFTEN | {"runtime.checkpoint_seconds": 1e6, "runtime.checkpoint_steps": 5}))
     run(config, tmp_path / "whole")
