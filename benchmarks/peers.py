@@ -34,7 +34,7 @@ from etag.models.backbone import ModelOptions
 from exact_mode import Block, Images, disturbed
 from measure import alternate_processes, conditions, engine, parser, print_table, row
 
-OPTIONS = {"lucir": {"imprint": False, "exemplars": {"per_class": 20}}, "ewc": {"importance": {"gradients": "batch"}}}
+OPTIONS = {"lucir": {"imprint": False, "exemplars": {"per_class": 20}}}
 TRAINING = TrainOptions(epochs=1, optimizer="sgd", lr=0.01, schedule="constant")
 
 

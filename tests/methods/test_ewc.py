@@ -8,7 +8,7 @@ from etag.methods.ewc import EwcOptions
 
 
 def test_importance_is_the_mean_squared_gradient_of_the_log_likelihood(lab):
-    laboratory = lab("ewc")
+    laboratory = lab("ewc", {"importance": {"estimator": "images"}})
     laboratory.learn(0)
     method, images = laboratory.method, laboratory.task(0).train
     solver, expected = method.solver.eval().requires_grad_(True), 0.0
@@ -45,5 +45,5 @@ def test_the_penalty_is_half_the_weighted_squared_distance(lab, disturb):
 
 def test_its_defaults():
     o = EwcOptions(name="ewc")
-    assert (o.weight, o.labels, o.importance.alpha, o.importance.gradients) == (10_000.0, "argmax", 0.5, "sample")
+    assert (o.weight, o.labels, o.importance.alpha, o.importance.estimator) == (10_000.0, "argmax", 0.5, "survey")
     assert o.head.per_task

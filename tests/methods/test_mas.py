@@ -10,7 +10,7 @@ from etag.methods.mas import MasOptions
 
 
 def test_importance_is_the_mean_absolute_gradient_of_the_length_of_the_outputs(lab):
-    laboratory = lab("mas")
+    laboratory = lab("mas", {"importance": {"estimator": "images"}})
     laboratory.learn(0)
     method, images = laboratory.method, laboratory.task(0).train
     solver, expected = method.solver.eval().requires_grad_(True), 0.0
@@ -45,4 +45,4 @@ def test_a_task_trains_under_the_penalty_and_then_measures(lab):
 
 def test_its_defaults():
     o = MasOptions(name="mas")
-    assert (o.weight, o.importance.alpha, o.importance.gradients, o.head.per_task) == (400.0, 0.5, "sample", True)
+    assert (o.weight, o.importance.alpha, o.importance.estimator, o.head.per_task) == (400.0, 0.5, "survey", True)

@@ -1,4 +1,5 @@
 import math
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +10,7 @@ from etag.core.outputs import Need
 from etag.core.random import Stream
 from etag.methods.parts.importance import Importance, ImportanceOptions, flat, log_likelihood, output_norm
 
-WEIGHT = 7.0
+WEIGHT, IMAGES = 7.0, {"estimator": "images"}
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def at_task(lab, disturb):
     """A laboratory whose tasks up to one have begun, with a solver that is no longer as it was built."""
 
     def make(name="ewc", index=0, importance=None, batch_size=7, **options):
-        options = {"weight": WEIGHT, "importance": importance or {}} | options
+        options = {"weight": WEIGHT, "importance": importance or IMAGES} | options
         laboratory = lab(name, options, batch_size=batch_size)
         laboratory.begin(*range(index + 1))
         disturb(laboratory.method.solver)
@@ -121,20 +122,41 @@ def test_the_size_of_batches_and_of_portions_does_not_matter(at_task, monkeypatc
     torch.testing.assert_close(importances(at_task(name, batch_size=24)), reference, rtol=1e-3, atol=1e-7)
 
 
-# -- batch by batch, as FACIL ----------------------------------------------------------------------
+# -- as the survey's code does ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "power"), [("ewc", 2), ("mas", 1)])
-def test_facils_shortcut_is_the_batchs_mean_gradient_times_its_size(at_task, name, power):
-    laboratory, expected = at_task(name, importance={"gradients": "batch"}), 0.0
-    for rows in (range(7), range(7, 14), range(14, 21), range(21, 24)):
-        logits = logits_of(laboratory, list(rows))
+@pytest.mark.parametrize(("name", "power", "weight"), [("ewc", 2, 10_000.0), ("mas", 1, 400.0)])
+def test_the_scale_of_the_survey_is_that_of_its_code(lab, name, power, weight):
+    """Importance times weight as a plain loop has it: the gradient of a batch's mean, BatchNorm in training mode, times
+    the size of the batch, over the number of images, averaged with zeros; then half the weighted squared distance."""
+    laboratory = lab(name, batch_size=7)
+    laboratory.learn(0)
+    method, solver, images = laboratory.method, laboratory.method.solver, laboratory.task(0).train
+    plain, expected = deepcopy(solver).train(), 0.0
+    for rows in torch.arange(len(images)).split(7):
+        logits = plain(laboratory.preprocess.centered(images.pixels[rows]), Need.LOGITS).logits
         if name == "ewc":
-            loss = sum(row.logsumexp(0) - row.max() for row in logits) / len(rows)
+            loss = torch.nn.functional.cross_entropy(logits, logits.argmax(1))
         else:
-            loss = sum(row.square().sum().sqrt() for row in logits) / len(rows)
-        expected += len(rows) * gradient(laboratory.method.solver, loss).abs() ** power / 24
-    assert_close(importances(laboratory), expected)
+            loss = logits.norm(dim=1).mean()
+        expected += len(rows) * gradient(plain, loss).abs() ** power
+    expected = 0.5 * expected / len(images)
+    assert_close(method.importance.values, expected)
+
+    assert method.options.weight == weight
+    laboratory.begin(1)
+    before = flat(parameter.detach().clone() for parameter in solver.backbone.parameters())
+    with torch.no_grad():
+        for parameter in solver.backbone.parameters():
+            parameter += 0.01
+    phase = next(method.phases(laboratory.task(1)))
+    found = phase.module.eval()(next(phase.batches.epoch(0)))["penalty"].item()
+    moved = flat(solver.backbone.parameters()).detach() - before
+    assert found == pytest.approx(weight / 2 * (expected * moved.double().square()).sum().item(), rel=1e-3)
+
+
+def test_a_last_batch_of_one_image_has_no_batch_statistics(at_task):
+    assert torch.isfinite(importances(at_task("ewc", importance={"estimator": "survey"}, batch_size=23))).all()
 
 
 # -- labels that are drawn -------------------------------------------------------------------------
@@ -174,10 +196,10 @@ def test_the_length_of_logits_that_are_all_zero_has_no_nan_in_its_gradient():
 # -- what measuring leaves behind ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gradients", ["sample", "batch"])
+@pytest.mark.parametrize("estimator", ["survey", "images"])
 @pytest.mark.parametrize("name", ["ewc", "mas"])
-def test_measuring_changes_neither_weights_nor_statistics_nor_gradients(at_task, snapshot, name, gradients):
-    solver = (laboratory := at_task(name, importance={"gradients": gradients})).method.solver
+def test_measuring_changes_neither_weights_nor_statistics_nor_gradients(at_task, snapshot, name, estimator):
+    solver = (laboratory := at_task(name, importance={"estimator": estimator})).method.solver
     solver.train()
     *without, last = solver.backbone.parameters()
     last.grad = torch.ones_like(last)
@@ -203,11 +225,20 @@ def sums(*numbers, images=2.0):
     return {"importance": images * torch.tensor(numbers), "images": torch.tensor(images)}
 
 
-@pytest.mark.parametrize(("alpha", "expected"), [(0.5, [3.0, 6.0]), (0.25, [3.5, 7.0])])
-def test_new_importances_are_put_together_with_the_old(lab, alpha, expected):
-    importance, tasks = Importance(ImportanceOptions(alpha=alpha), 2, output_norm), lab("fine").scenario.tasks
+@pytest.mark.parametrize(
+    ("estimator", "alpha", "first", "expected"),
+    [
+        ("images", 0.5, [2.0, 4.0], [3.0, 6.0]),
+        ("images", 0.25, [2.0, 4.0], [3.5, 7.0]),
+        ("survey", 0.5, [1.0, 2.0], [2.5, 5.0]),  # the first are averaged with zeros
+        ("survey", 0.25, [1.5, 3.0], [3.375, 6.75]),
+    ],
+)
+def test_new_importances_are_put_together_with_the_old(lab, estimator, alpha, first, expected):
+    options, tasks = ImportanceOptions(estimator=estimator, alpha=alpha), lab("fine").scenario.tasks
+    importance = Importance(options, 2, output_norm)
     importance.add_task(tasks[0], sums(2.0, 4.0))
-    assert importance.values.tolist() == [2.0, 4.0]  # the first are not halved
+    assert importance.values.tolist() == first
     importance.add_task(tasks[1], sums(4.0, 8.0, images=5.0))  # three old classes of five
     assert importance.values.tolist() == pytest.approx(expected)
 
@@ -285,7 +316,7 @@ def test_importances_hold_back_what_matters(lab):
     """After the same steps, the penalized backbone is nearer to where it was, by the importances' own measure."""
 
     def moved(weight):
-        laboratory = lab("ewc", {"weight": weight}, optimizer="sgd", lr=0.01, epochs=8)
+        laboratory = lab("ewc", {"weight": weight, "importance": IMAGES}, optimizer="sgd", lr=0.01, epochs=8)
         laboratory.learn(0)
         before = flat(laboratory.method.solver.backbone.parameters()).detach()
         importance = laboratory.method.importance.values

@@ -14,7 +14,7 @@ from etag.core.outputs import Need, require
 from etag.core.scenario import ImageSet, Task
 from etag.core.work import Batch, Batches, DataPass, Plan, StepData, Term, Terms
 from etag.losses.distillation import quadratic_penalty
-from etag.models.modules import StoredTensors
+from etag.models.modules import StoredTensors, without_tracking
 from etag.models.solver import Solver, Teacher
 
 CHUNK = 16  # images whose own gradients are held in memory at a time
@@ -26,8 +26,11 @@ ImportanceScore = Callable[[Tensor, Tensor, Tensor], Tensor]
 class ImportanceOptions(Options):
     """How importances are measured and combined."""
 
-    gradients: Literal["sample", "batch"] = Field(
-        "sample", description="of each image; or of a batch, as the FACIL code base does"
+    estimator: Literal["survey", "images"] = Field(
+        "survey",
+        description="survey: as in the FACIL code base, to which the default weights of the penalties belong: of the "
+        "mean over a batch, BatchNorm in training mode, and importances of the base task halved. images: of each "
+        "image, as the methods are defined; these importances are usually many times as large",
     )
     alpha: float = Field(0.5, description="weight of the old importances when new ones are added")
 
@@ -44,15 +47,19 @@ class Importance(StoredTensors):
 
     def measure_task(self, task: Task, solver: Solver, batches: Callable[[ImageSet], Batches]) -> Plan:
         """Sum up absolute or squared gradients over the task's images, and add them to the importances."""
-        module = _Gradients(solver, self._score, self._power, self.options.gradients)
+        module = _Gradients(solver, self._score, self._power, self.options.estimator)
         sums = yield DataPass("importance", module, batches(task.train), reduce="sum", gradients=True)
         self.add_task(task, sums)
 
     def add_task(self, task: Task, sums: dict[str, Tensor]) -> None:
-        """Combine the task's importances with the older ones; those of the first task are taken as they are."""
-        new = sums["importance"] / sums["images"]
-        alpha = self.options.alpha
-        self.store(values=alpha * self.values + (1 - alpha) * new if task.index else new)
+        """Combine the task's importances with the older ones. Before the first task these are zero in the survey's
+        code; by definition there are none."""
+        new, alpha = sums["importance"] / sums["images"], self.options.alpha
+        if task.index:
+            new = alpha * self.values + (1 - alpha) * new
+        elif self.options.estimator == "survey":
+            new = (1 - alpha) * new
+        self.store(values=new)
 
     def penalty(self, solver: Solver, teacher: Teacher, weight: float) -> Term:
         """The penalty on moving away from the weights of the previous task."""
@@ -72,14 +79,19 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 class _Gradients(nn.Module):
     """Sums of gradients, absolute (power 1) or squared (power 2), over the images of a batch."""
 
-    def __init__(self, solver: Solver, score: ImportanceScore, power: int, kind: Literal["sample", "batch"]) -> None:
+    def __init__(
+        self, solver: Solver, score: ImportanceScore, power: int, estimator: Literal["survey", "images"]
+    ) -> None:
         super().__init__()
-        self.solver, self._score, self._power, self._kind = solver, score, power, kind
+        self.solver, self._score, self._power, self._of_images = solver, score, power, estimator == "images"
 
     def forward(self, batch: Batch) -> Terms:
         # in full precision: squares of small gradients would vanish
-        with torch.autocast(batch.inputs.device.type, enabled=False):
-            return self._sums(batch)
+        with torch.autocast(batch.inputs.device.type, enabled=False), without_tracking(self.solver):
+            self.solver.train(not self._of_images and len(batch.labels) > 1)  # one image has no batch statistics
+            sums = self._sums(batch)
+            self.solver.eval()
+            return sums
 
     def _sums(self, batch: Batch) -> Terms:
         named = self.solver.backbone.named_parameters()
@@ -97,7 +109,7 @@ class _Gradients(nn.Module):
         rows = (batch.inputs, batch.labels, uniform)
         if not len(batch.labels):  # another process has the rest of a short last batch
             sums = [torch.zeros_like(weight) for weight in weights.values()]
-        elif self._kind == "sample":
+        elif self._of_images:
             own = vmap(grad(of_one), in_dims=(None, 0, 0, 0), chunk_size=CHUNK)(weights, *rows)
             sums = [gradient.abs().pow(self._power).sum(0) for gradient in own.values()]
         else:
