@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,10 @@ def test_matrices_of_old_classes_are_not_computed_again(frozen, monkeypatch):  #
     monkeypatch.setattr(made.method, "whitening", lambda covariance: calls.append(0) or original(covariance))
     made.learn(0, 1)
     assert len(calls) == 3 + 2
+    task = made.task(1)
+    made.learner.train(replace(task, train=task.train.select((task.train.labels == 3).nonzero().flatten())), None, 2)
+    assert len(calls) == 3 + 2 + 1, "more images of one class"
+    del calls[-1]
     first = made.method.rule.factors.clone()
     made.method.forget(0)
     assert len(calls) == 3 + 2 + 4

@@ -1,6 +1,7 @@
 """The common part of methods whose head is computed from class statistics: no head is trained, and none forgets."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeVar
 
 from pydantic import Field
@@ -38,6 +39,7 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
     stored_choices: str = ""  # what `choose` stores, if anything
     rule: PredictionRule
     familiarity: Familiarity
+    changed: Sequence[int]  # the classes whose statistics are not those of the last `fit`
 
     def build(self, stream: Stream) -> None:
         """Store the statistics beside the solver."""
@@ -79,6 +81,7 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
         module = StatisticsCollector(self.solver.backbone, labels, self.statistics.per_class, self.rule.transformed)
         sums = yield DataPass("statistics", module, self.pass_batches("statistics", task.train), reduce="running")
         self.statistics.add(labels, sums)
+        self.changed = labels
         yield from self.choose(task)
         self.fit_all()
 
@@ -100,6 +103,7 @@ class ClosedFormMethod(FrozenBackboneMethod[OptionsT]):
         if self.stored_choices:
             remains.append(f"{self.stored_choices}, sums over the images of all classes")
         self.remove_from_task_sizes(label)
+        self.changed = range(self.seen)  # their numbers have changed
         self.fit_all()
         return "; ".join(remains)
 

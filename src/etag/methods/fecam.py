@@ -42,21 +42,19 @@ class FeCAM(ClosedFormMethod[FecamOptions]):
 
     def new_rule(self, size: int, stream: Stream) -> MahalanobisRule:  # noqa: ARG002
         """Distances; features of both signs are not raised to a power."""
-        self._fitted = torch.empty(0, size)  # the sums of features of the classes whose factors are known
         return MahalanobisRule(size, 1.0 if self.solver.backbone.signed else self.options.power)
 
     def fit(self) -> None:
-        """A whitening matrix for each covariance; those of classes with the same sums are not computed again."""
-        s, first = self.statistics, 0
+        """A whitening matrix for each covariance; those of classes that have not changed are not computed again."""
+        s, known = self.statistics, self.rule.factors
         if self.options.covariance == "tied" or not s.per_class:
             factors = [self.whitening(s.covariance_within)]
         else:
-            known = len(self._fitted)
-            first = known if known and torch.equal(self._fitted, s.total[:known]) else 0
-            factors = [self.whitening(s.covariance(label)) for label in range(first, len(s.count))]
-            self._fitted = s.total
-        added = torch.stack([factor.float() for factor in factors])
-        self.rule.store(means=s.means.float(), factors=torch.cat([self.rule.factors[:first], added]))
+            factors = [
+                self.whitening(s.covariance(label)) if label in self.changed or label >= len(known) else known[label]
+                for label in range(len(s.count))
+            ]
+        self.rule.store(means=s.means.float(), factors=torch.stack([factor.float() for factor in factors]))
 
     def whitening(self, covariance: Tensor) -> Tensor:
         """F with F F' = R^-1, the inverse correlation matrix of the shrunk covariance."""
