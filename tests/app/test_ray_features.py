@@ -26,6 +26,7 @@ from etag.engine.engine import Engine
 from etag.engine.runtime import Runtime
 from etag.learner.learner import Learner
 from etag.learner.model_directory import ModelDirectory
+from etag.models.backbone import BACKBONES
 
 pytest.importorskip("ray")
 
@@ -221,7 +222,8 @@ def lesson(tmp_path_factory, digits_folder):
     folder = digits_folder("for ray", (0, 1, 2), count=120)
     done = etag("learn", home / "local", folder, *words)
     assert done.returncode == 0, done.stderr
-    return SimpleNamespace(home=home, plugin=home / "waiting_backbone.py", folder=folder, words=words)
+    yield SimpleNamespace(home=home, plugin=home / "waiting_backbone.py", folder=folder, words=words)
+    del BACKBONES._items["waiting"]  # other tests look at every backbone
 
 
 def check_equal(first, second):

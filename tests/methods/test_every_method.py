@@ -33,7 +33,7 @@ TRAINING = {
 OWN = {
     "fetril": {"method.head_train": {"epochs": 50, "batch_size": 16, "lr": 1e-2, "schedule": "cosine"}},
     "dgr": {
-        "train.epochs": 16,
+        "train.epochs": 48,
         "method.generator.train": {"epochs": 12, "batch_size": 16, "lr": 1e-3},
         "method.generator.hidden": 64,
     },

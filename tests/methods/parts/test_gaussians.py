@@ -70,7 +70,7 @@ def test_two_processes_draw_the_two_halves_of_what_one_draws(learned):
     whole = learned.replay(batch(), TASKS[1], 12)
     halves = [learned.replay(batch(placement=Placement(rank=rank, world=2)), TASKS[1], 12) for rank in range(2)]
     for part in range(2):
-        assert torch.equal(torch.cat([half[part] for half in halves]), whole[part])
+        torch.testing.assert_close(torch.cat([half[part] for half in halves]), whole[part])  # products may round
 
 
 def test_a_move_changes_the_means_and_nothing_else(learned):
