@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from etag.engine.runtime import computes_in_bfloat16
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 END = "<!-- end -->"
-BUSY = 0.5  # load average per core
+BUSY = 0.1  # share of the processor's time that others may use
 TINY = "--width 4 --size 8 --batch 8 --rounds 1"
 BENCHMARKS = {  # by name: the options of every run, whose rows make one table, and those of --quick
     "engine_overhead": (["", "--size 8 --images 512 --rounds 9"], f"{TINY} --images 16"),
@@ -107,6 +108,19 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {model}, {units} bf16 units"
 
 
+def busy_share(seconds: float = 1.0) -> float:
+    """The share of the processor's time that is used while this process waits; elsewhere than on Linux, the load."""
+    file = Path("/proc/stat")
+    if not file.exists():
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    reads = []
+    for wait in (seconds, 0.0):
+        reads.append([int(word) for word in file.read_text().splitlines()[0].split()[1:]])
+        time.sleep(wait)
+    used = [after - before for before, after in zip(*reads, strict=True)]
+    return 1 - (used[3] + used[4]) / max(1, sum(used))  # idle, or waiting for a disk
+
+
 def check_data(names: list[str]) -> None:
     """Missing images are an error before anything is started."""
     for name, data in NEEDED.items():
@@ -126,12 +140,12 @@ def main() -> None:
     check_data(names)
     for name in names:
         replaced(PAGE.read_text(), name, "")  # a missing marker is an error now, not after an hour
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    load = 0.0 if options.quick else busy_share()
     source = git("rev-parse", "--short", "HEAD") if options.quick else commit()
     busy = ""
-    if load > BUSY and not options.quick:
-        busy = f", while other processes were running (load average {load:.1f} per core)"
-        message = f"other processes are running: the load average is {load:.1f} per core, above {BUSY}"
+    if load > BUSY:
+        busy = f", while other processes used {load:.0%} of the processor"
+        message = f"other processes use {load:.0%} of the processor"
         if not options.force:
             raise SystemExit(f"{message}; wait until they are finished, or measure with --force.")
         print(f"{message}; the page will say so.", file=sys.stderr)

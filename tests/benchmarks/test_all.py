@@ -17,7 +17,7 @@ NEW = "Text.\n\n<!-- features -->\n\nnew\n\n<!-- end -->\n\n<!-- peers -->\nold\
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """Call the script on a page of two benchmarks, at a commit and a load average; returns the page afterwards."""
+    """Call the script on a page of two benchmarks, at a commit and a load; returns the page afterwards."""
     page = tmp_path / "performance.md"
     page.write_text(PAGE)
     monkeypatch.setattr(benchmarks, "PAGE", page)
@@ -25,7 +25,7 @@ def call(monkeypatch, tmp_path):
 
     def run(*words, changed="", load=0.0):
         monkeypatch.setattr(benchmarks, "git", lambda command, *_: changed if command == "status" else "c0ffee1")
-        monkeypatch.setattr(benchmarks.os, "getloadavg", lambda: (load * benchmarks.os.cpu_count(),) * 3)
+        monkeypatch.setattr(benchmarks, "busy_share", lambda: load)
         monkeypatch.setattr(sys, "argv", ["all.py", *words])
         benchmarks.main()
         return page.read_text()
@@ -77,10 +77,14 @@ def test_changes_that_are_not_committed_are_refused(call):
         call("features", changed="?? src/etag/new.py\n M benchmarks/all.py")
 
 
+def test_the_share_of_the_processor_that_is_used_is_measured():
+    assert 0 <= benchmarks.busy_share(0.1) <= 1
+
+
 def test_a_busy_machine_is_refused_unless_forced(call, capsys):
-    with pytest.raises(SystemExit, match=r"the load average is 0\.8 per core.* --force"):
+    with pytest.raises(SystemExit, match=r"other processes use 80% of the processor; .* --force"):
         call("features", load=0.8)
-    assert "while other processes were running (load average 0.8 per core)" in call("features", "--force", load=0.8)
+    assert "while other processes used 80% of the processor" in call("features", "--force", load=0.8)
     assert "the page will say so" in capsys.readouterr().err
 
 
