@@ -161,3 +161,10 @@ def test_only_networks_from_scratch_stand_beside_the_papers_numbers(make_run, mo
     config = path / "config.yaml"
     config.write_text(config.read_text() + model)
     assert group_runs([read_run(path)], "title").column == column
+
+
+def test_what_several_methods_say_is_printed_once(group):
+    said = {"features": "a frozen backbone", "penalty": "10"}
+    notes = results_table(group(("ridge", 0, 0.5), ("ncm", 0, 0.4), ("ridge", 1, 0.6), remarks=said)).notes
+    assert "Features: a frozen backbone (NCM, Ridge)." in notes
+    assert "Penalty: 10 (NCM, Ridge)." in notes

@@ -116,13 +116,18 @@ def _stands_for(group: RunGroup, column: str) -> str:
 
 def _remarks(group: RunGroup) -> list[str]:
     """What runs say about themselves and every page must repeat, such as where frozen features come from."""
-    remarks = (
-        f"{member.title}, {name}: {remark}."
-        for member in group.all
-        for run in member.runs
-        for name, remark in run.metrics.remarks.items()
-    )
-    return list(dict.fromkeys(remarks))
+    members: dict[tuple[str, str], dict[str, None]] = {}  # by topic and remark: the titles of those that say so
+    for member in group.all:
+        for run in member.runs:
+            for said in run.metrics.remarks.items():
+                members.setdefault(said, {})[member.title] = None
+    topics = dict.fromkeys(topic for topic, _ in members)
+    return [
+        f"{topic.capitalize()}: "
+        + "; ".join(f"{remark} ({', '.join(titles)})" for (own, remark), titles in members.items() if own == topic)
+        + "."
+        for topic in topics
+    ]
 
 
 @dataclass(frozen=True)
