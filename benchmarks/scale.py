@@ -32,6 +32,7 @@ from etag.engine.runtime import Runtime
 from etag.learner.config import create_method
 from etag.learner.learner import Learner, LearnOptions
 from etag.learner.model_directory import ModelDirectory
+from measure import parser, print_table
 
 MEASURED = ("seconds", "memory", "disk")
 SPREAD = 3.0  # of class means, as a multiple of the deviation within a class
@@ -100,23 +101,26 @@ def costs(runs: dict[tuple[int, int], dict[str, float]]) -> dict[str, np.ndarray
     return {key: np.linalg.solve(sizes, [run[key] for run in runs.values()]).clip(min=0) for key in MEASURED}
 
 
-def row(name: str, kind: str, classes: int, images: int, values: dict[str, float], features: float) -> str:
-    seconds, memory, disk = (values[key] for key in MEASURED)
-    return (
-        f"| {name} | {classes:,} | {images:,} | {kind} | {features * images / 60:,.1f} | {seconds / 60:,.1f} | "
-        f"{memory / 2**30:,.1f} | {disk / 2**20:,.0f} |"
-    )
+def row(
+    name: str, kind: str, classes: int, images: int, values: dict[str, float], features: float
+) -> dict[str, object]:
+    return {
+        "method": name,
+        "classes": f"{classes:,}",
+        "images": f"{images:,}",
+        "": kind,
+        "features, minutes": f"{features * images / 60:,.1f}",
+        "the rest, minutes": f"{values['seconds'] / 60:,.1f}",
+        "memory, GiB": f"{values['memory'] / 2**30:,.1f}",
+        "disk, MiB": f"{values['disk'] / 2**20:,.0f}",
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", nargs="+", default=["ridge", "fecam", "etag"])
-    parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--images", type=int, default=50, help="per class")
-    parser.add_argument("--lesson", type=int, default=100, help="classes per lesson")
-    parser.add_argument("--size", type=int, default=128, help="side of the images in pixels")
-    parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)  # one measurement
-    options = parser.parse_args()
+    arguments = parser(__doc__, classes=1000, images=50, lesson=100, size=128)
+    arguments.add_argument("--methods", nargs="+", default=["ridge", "fecam", "etag"])
+    arguments.add_argument("--only", nargs="+", help=argparse.SUPPRESS)  # one measurement
+    options = arguments.parse_args()
     if options.only:
         name, *numbers = options.only
         measured = seconds_of_features(*map(int, numbers)) if name == "features" else learn(name, *map(int, numbers))
@@ -124,18 +128,17 @@ def main() -> None:
         return
     classes, images = options.classes, options.images
     features = in_process("features", options.size)
-    print("| method | classes | images | | features, minutes | the rest, minutes | memory, GiB | disk, MiB |")
-    print("|---|---|---|---|---|---|---|---|")
+    rows = []
     for name in options.methods:
         runs = {}
         for count, each in ((classes // 2, images), (classes, images), (classes, 2 * images)):
             runs[count, count * each] = in_process(name, count, each, options.lesson, options.size)
-        for (count, total), values in runs.items():
-            print(row(name, "measured", count, total, values, features), flush=True)
+        rows += [row(name, "measured", count, total, values, features) for (count, total), values in runs.items()]
         fitted = costs(runs)
         for count in (classes, 10 * classes):
             values = {key: float(cost @ [1, count, 1_000_000]) for key, cost in fitted.items()}
-            print(row(name, "computed", count, 1_000_000, values, features), flush=True)
+            rows.append(row(name, "computed", count, 1_000_000, values, features))
+    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ class RemoteFeatures:
 
 class RayFeatures:
     """Connects to a Ray cluster to compute features there: to the one at the address, or to one that is started on this
-    machine with so many processors, by default all. The workers load these plug-ins."""
+    machine with this number of processors, by default all. The workers load these plug-ins."""
 
     def __init__(
         self, address: str | None = None, plugin_files: Sequence[str] = (), processors: int | None = None

@@ -164,6 +164,9 @@ class Bench:
                     self.runs[run.name] = status = RunStatus(run)
                 if status.state == "done":
                     self._copy(run)
+        # in the order of the grid's file, also those that could be configured only now
+        places = {run.name: place for place, run in enumerate(self.planned)}
+        self.runs = dict(sorted(self.runs.items(), key=lambda item: places.get(item[0], len(places))))
 
     def _score(self, name: str) -> float | None:
         status = self.runs.get(name)
@@ -187,10 +190,7 @@ class Bench:
         return RunStatus(run)
 
     def _in_state(self, *states: State) -> list[RunStatus]:
-        """In the order of the grid's file, also if they could be configured only later."""
-        found = [status for status in self.runs.values() if status.state in states]
-        places = {run.name: place for place, run in enumerate(self.planned)}
-        return sorted(found, key=lambda status: places.get(status.run.name, len(places)))
+        return [status for status in self.runs.values() if status.state in states]
 
     def _poll(self, jobs: dict[str, Job]) -> bool:
         """Update the status of the running runs; returns whether one has ended."""

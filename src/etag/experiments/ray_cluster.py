@@ -28,8 +28,9 @@ def find_ray(address: str | None = None) -> Any:
 
 
 def connect(address: str | None = None, processors: int | None = None) -> Any:
-    """Connect this process to the cluster at the address, or start one with so many processors (by default all) of this
-    machine. Returns the package `ray`, whose `shutdown()` disconnects; a cluster that was started here then ends."""
+    """Connect this process to the cluster at the address, or start one with this number of processors of this machine,
+    by default all. Returns the package `ray`, whose `shutdown()` disconnects; a cluster that was started here then
+    ends."""
     ray = find_ray(address)
     local: dict[str, Any] = {} if address else {"num_cpus": processors, "include_dashboard": False}
     try:
