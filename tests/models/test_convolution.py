@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional
 
 from etag.models import convolution as module
-from etag.models.convolution import activated, convolution
+from etag.models.backbone import pooled
+from etag.models.convolution import activated, convolution, zero_padded
 from etag.models.modules import ConvNorm
 
 CASES = [  # channels, outputs, kernel, stride, groups
@@ -106,3 +107,36 @@ def test_a_folded_layer_equals_batchnorm_as_a_layer(activation):
     torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def maps(channels, side):
+    drawn = torch.randn(4, channels, side, side, generator=torch.Generator().manual_seed(0))
+    return drawn.to(memory_format=torch.channels_last).requires_grad_()
+
+
+@pytest.mark.parametrize(("kernel", "side"), [(5, 4), (5, 2), (3, 2), (5, 5)])
+def test_filters_larger_than_the_map_have_the_usual_outputs_and_gradients(kernel, side):
+    layer, x = ConvNorm(8, 8, kernel, groups=8).train(), maps(8, side)
+    expected = functional.conv2d(x, layer[0].weight, None, 1, kernel // 2, 1, 8)
+    gradient = torch.randn_like(expected)
+    for found, plain in zip(
+        torch.autograd.grad(layer.convolved(x), (x, layer[0].weight), gradient),
+        torch.autograd.grad(expected, (x, layer[0].weight), gradient),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer.convolved(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("work", [lambda x: zero_padded(x, (0, 1, 0, 1)), pooled], ids=["padding", "mean"])
+def test_gradients_have_the_layout_of_the_maps(work):
+    x = maps(8, 4)
+    layouts = []
+    inner = x * 2
+    inner.register_hook(lambda gradient: layouts.append(gradient.is_contiguous(memory_format=torch.channels_last)))
+    result = work(inner)
+    (found,) = torch.autograd.grad(result, x, torch.ones_like(result))
+    plain = functional.pad(x * 2, (0, 1, 0, 1)) if result.ndim == 4 else (x * 2).mean((2, 3))
+    (expected,) = torch.autograd.grad(plain, x, torch.ones_like(plain))
+    torch.testing.assert_close(found, expected)
+    assert layouts == [True]

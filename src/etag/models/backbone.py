@@ -13,6 +13,7 @@ from etag.core.errors import EtagError
 from etag.core.images import ImageFormat
 from etag.core.options import Options
 from etag.core.registry import Registry
+from etag.models.convolution import with_channels_last_gradient
 from etag.models.modules import Modules
 
 DEFAULT_BACKBONE = "resnet18"
@@ -164,7 +165,9 @@ class Backbone(nn.Module, ABC):
 
 def pooled(maps: Tensor) -> Tensor:
     """The mean over the places of a map, or over tokens; plain features are returned as they are."""
-    return maps.mean((2, 3)) if maps.ndim == 4 else maps.mean(1) if maps.ndim == 3 else maps
+    if maps.ndim == 4:
+        return with_channels_last_gradient(maps).mean((2, 3))
+    return maps.mean(1) if maps.ndim == 3 else maps
 
 
 def is_features(inputs: Tensor) -> bool:

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import Tensor, nn
+from torch.nn import functional
 
-from etag.models.convolution import Activation, activated, convolution
+from etag.models.convolution import Activation, activated, convolution, zero_padded
 
 M = TypeVar("M", bound=nn.Module)
 BatchNorm = nn.modules.batchnorm._BatchNorm  # base class of BatchNorm1d, 2d and 3d
@@ -68,7 +69,12 @@ class ConvNorm(nn.Sequential):
 
     def convolved(self, x: Tensor) -> Tensor:
         """Return the map after the convolution alone."""
-        return cast(Tensor, self[0](x))
+        conv = cast(nn.Conv2d, self[0])
+        if conv.groups == 1 or min(x.shape[2:]) >= conv.kernel_size[0]:
+            return cast(Tensor, conv(x))
+        # the gradient of filters that are larger than the map takes PyTorch five times as long with its own padding
+        zeros = conv.kernel_size[0] // 2
+        return functional.conv2d(zero_padded(x, [zeros] * 4), conv.weight, None, conv.stride, 0, 1, conv.groups)
 
     def placed(self, weight: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002
         """Return the kernel as it is applied to `x`, which is padded by half of the kernel's side at every edge."""

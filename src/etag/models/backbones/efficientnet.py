@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
 from etag.models.backbones.mobilenet import DEFAULT_WIDTH, LAST, InvertedResidual, InvertedResiduals, Row, Stages
+from etag.models.convolution import zero_padded
 from etag.models.modules import ConvNorm
 
 # Table 1 of EfficientNet
@@ -43,7 +44,7 @@ class TensorflowConvNorm(ConvNorm):
             for side in reversed(x.shape[2:])
             for zeros in [max(0, (math.ceil(side / stride) - 1) * stride + kernel - side)]
         )
-        x = functional.pad(x, (left, right, top, bottom))
+        x = zero_padded(x, (left, right, top, bottom))
         return functional.conv2d(x, conv.weight, None, stride, 0, 1, conv.groups)
 
 
