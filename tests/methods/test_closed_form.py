@@ -11,6 +11,7 @@ from etag.core.errors import EtagError
 from etag.data.images import Features
 from etag.methods.abilities import CanForget, CanUpdate, MeasuresFamiliarity
 from etag.methods.parts.statistics import shrunk
+from etag.models.prediction import MahalanobisRule
 
 NAMES = ["ncm", "slda", "ridge", "ranpac", "fecam"]
 FROZEN = {"model.train": "head"}
@@ -41,9 +42,19 @@ def exact(made, task):
 def assert_close(found, expected):
     """Compare everything that two methods computed from their statistics."""
     for part in ("rule", "familiarity"):
-        tensors = getattr(found.method, part).state_dict()
-        for key, value in getattr(expected.method, part).state_dict().items():
+        tensors, others = whole(getattr(found.method, part)), whole(getattr(expected.method, part))
+        for key, value in others.items():
             torch.testing.assert_close(tensors[key], value, rtol=1e-6, atol=1e-6)
+
+
+def whole(part):
+    """The tensors of a part; the factors of a matrix are not unique, so the matrix itself stands for them."""
+    return {"means": part.means, "inverses": inverses(part)} if isinstance(part, MahalanobisRule) else part.state_dict()
+
+
+def inverses(rule):
+    """The inverse covariances as whole matrices."""
+    return torch.stack([torch.diag(s) - (b * w) @ b.T for s, b, w in rule.inverses()])
 
 
 def scores(made, tasks):

@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.methods.test_closed_form import frozen  # noqa: F401
+from pydantic import ValidationError
+from tests.methods.test_closed_form import frozen, inverses  # noqa: F401
 from tests.methods.test_ridge import all_features
 
 from etag.methods import closed_form
@@ -50,18 +51,18 @@ def test_the_default_has_a_covariance_per_class_and_says_so():
 
 def test_matrices_of_old_classes_are_not_computed_again(frozen, monkeypatch):  # noqa: F811
     made, calls = frozen("fecam", images=16), []
-    original = made.method.whitening
-    monkeypatch.setattr(made.method, "whitening", lambda covariance: calls.append(0) or original(covariance))
+    original = made.method.inverse
+    monkeypatch.setattr(made.method, "inverse", lambda covariance: calls.append(0) or original(covariance))
     made.learn(0, 1)
     assert len(calls) == 3 + 2
     task = made.task(1)
     made.learner.train(replace(task, train=task.train.select((task.train.labels == 3).nonzero().flatten())), None, 2)
     assert len(calls) == 3 + 2 + 1, "more images of one class"
     del calls[-1]
-    first = made.method.rule.factors.clone()
+    first = inverses(made.method.rule)
     made.method.forget(0)
     assert len(calls) == 3 + 2 + 4
-    torch.testing.assert_close(made.method.rule.factors, first[1:])
+    torch.testing.assert_close(inverses(made.method.rule), first[1:])
 
 
 def test_more_classes_than_there_is_memory_for_share_one_covariance(frozen, monkeypatch):  # noqa: F811
@@ -74,9 +75,32 @@ def test_more_classes_than_there_is_memory_for_share_one_covariance(frozen, monk
     made.learn(1)
     tied.learn(0, 1)
     assert "too much memory" in made.method.remarks()["statistics"]
-    torch.testing.assert_close(made.method.rule.factors, tied.method.rule.factors, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(inverses(made.method.rule), inverses(tied.method.rule), rtol=1e-4, atol=1e-5)
     rebuilt = type(made.method)(made.method.options, made.context)
     rebuilt.build_after(made.method.task_sizes)
     rebuilt.statistics.load_state_dict(made.method.statistics.state_dict())
     assert not rebuilt.statistics.per_class
     assert "per_class" not in made.method.forget(0), "the option would not help"
+
+
+def test_few_images_need_little_memory(frozen):  # noqa: F811
+    """A class of n images has a covariance of rank n - 1; one direction more is that of the shrinkage."""
+    made = frozen("fecam", images=6)
+    made.learn(0)
+    size, per_class = made.method.rule.size, made.scenario.tasks[0].train.labels.bincount().max()
+    assert per_class < size
+    assert made.method.rule.directions.shape == (3, size, per_class)
+
+
+def test_classes_of_one_image_have_no_covariance(frozen):  # noqa: F811
+    """Distances to them are Euclidean: their correlations are those of the identity."""
+    made = frozen("fecam", images=16)
+    task = made.task(0)
+    first = [int((task.train.labels == label).nonzero()[0]) for label in range(3)]
+    made.learner.train(replace(task, train=task.train.select(torch.tensor(first))))
+    torch.testing.assert_close(inverses(made.method.rule), torch.eye(made.method.rule.size).expand(3, -1, -1))
+
+
+def test_covariances_cannot_be_shrunk_more_than_variances():
+    with pytest.raises(ValidationError, match="may not be larger than variance_shrinkage"):
+        METHODS["fecam"].Options(name="fecam", variance_shrinkage=0.1, covariance_shrinkage=0.2)

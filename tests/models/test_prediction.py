@@ -233,7 +233,9 @@ RULES = {
     "HiddenLayersRule": hidden,
     "CosineRule": lambda: filled(CosineRule(6), means=(5, 6)),
     "LinearRule": lambda: filled(LinearRule(6, 4), weight=(5, 4), bias=(5,), directions=(6, 4)),
-    "MahalanobisRule": lambda: filled(MahalanobisRule(6, 0.5), means=(5, 6), factors=(5, 6, 6)),
+    "MahalanobisRule": lambda: filled(
+        MahalanobisRule(6, 0.5), means=(5, 6), scales=(5, 6), directions=(5, 6, 2), weights=(5, 2)
+    ),
 }
 
 

@@ -1,16 +1,16 @@
 """FeCAM: Mahalanobis distances with the covariance of each class, or of all classes (Goswami et al., 2023)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-import torch
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from torch import Tensor
 
 from etag.core.random import Stream
 from etag.methods.base import MethodInfo
 from etag.methods.closed_form import ClosedFormMethod, ClosedFormOptions
+from etag.methods.parts.statistics import inverse_of_sum
 from etag.methods.registry import method
-from etag.models.prediction import MahalanobisRule
+from etag.models.prediction import Inverse, MahalanobisRule
 
 
 class FecamOptions(ClosedFormOptions):
@@ -19,8 +19,16 @@ class FecamOptions(ClosedFormOptions):
     changed_defaults: ClassVar[dict[str, Any]] = {"statistics": "per_class"}
     covariance: Literal["per_class", "tied"] = Field("per_class", description="of each class, or one for all classes")
     power: float = Field(0.5, gt=0, le=1, description="Tukey's power of features that are not negative; 1: none")
-    variance_shrinkage: NonNegativeFloat = Field(1.0, description="gamma_1: adds this share of the mean variance")
-    covariance_shrinkage: NonNegativeFloat = Field(1.0, description="gamma_2: the same for covariances")
+    variance_shrinkage: PositiveFloat = Field(1.0, description="gamma_1: adds this share of the mean variance")
+    covariance_shrinkage: NonNegativeFloat = Field(
+        1.0, description="gamma_2: the same for covariances; not above gamma_1"
+    )
+
+    @model_validator(mode="after")
+    def _shrunk_covariances_have_an_inverse(self) -> Self:
+        if self.covariance_shrinkage > self.variance_shrinkage:
+            raise ValueError("covariance_shrinkage may not be larger than variance_shrinkage")
+        return self
 
 
 @method(
@@ -45,25 +53,23 @@ class FeCAM(ClosedFormMethod[FecamOptions]):
         return MahalanobisRule(size, 1.0 if self.solver.backbone.signed else self.options.power)
 
     def fit(self) -> None:
-        """A whitening matrix for each covariance; those of classes that have not changed are not computed again."""
-        s, known = self.statistics, self.rule.factors
+        """An inverse for each covariance; those of classes that have not changed are not computed again."""
+        s, known = self.statistics, self.rule.inverses()
         if self.options.covariance == "tied" or not s.per_class:
-            factors = [self.whitening(s.covariance_within)]
+            inverses = [self.inverse(s.covariance_within)]
         else:
-            factors = [
-                self.whitening(s.covariance(label)) if label in self.changed or label >= len(known) else known[label]
+            inverses = [
+                self.inverse(s.covariance(label)) if label in self.changed or label >= len(known) else known[label]
                 for label in range(len(s.count))
             ]
-        self.rule.store(means=s.means.float(), factors=torch.stack([factor.float() for factor in factors]))
+        self.rule.set(s.means, inverses)
 
-    def whitening(self, covariance: Tensor) -> Tensor:
-        """F with F F' = R^-1, the inverse correlation matrix of the shrunk covariance."""
-        off_diagonal = ~torch.eye(len(covariance), dtype=torch.bool, device=covariance.device)
-        share = self.options.covariance_shrinkage * covariance[off_diagonal].mean() * off_diagonal
-        variance = self.options.variance_shrinkage * covariance.diagonal().mean() * ~off_diagonal
-        shrunk = covariance + variance + share
-        scale = shrunk.diagonal().clamp(min=1e-12).rsqrt()
-        lower = torch.linalg.cholesky(scale[:, None] * shrunk * scale)
-        identity = torch.eye(len(lower)).to(lower)
-        inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
-        return inverse.T
+    def inverse(self, covariance: Tensor) -> Inverse:
+        """R^-1 for the correlations R of the shrunk covariance, which is the covariance + c I + b 1 1'."""
+        size, variances = len(covariance), covariance.diagonal()
+        b = self.options.covariance_shrinkage * (covariance.sum() - variances.sum()) / max(1, size * (size - 1))
+        added = self.options.variance_shrinkage * variances.mean()
+        c = (added - b).clamp(min=1e-12)
+        directions, weights = inverse_of_sum(covariance, c, b)
+        deviations = (variances + added).clamp(min=1e-12).sqrt()
+        return deviations.square() / c, deviations[:, None] * directions, weights

@@ -5,7 +5,7 @@ Scores are logarithms of probabilities up to a constant per row; the highest one
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -183,17 +183,39 @@ class LinearRule(StoredTensors, PredictionRule):
         return functional.linear(self.transformed(features), self.weight, self.bias)
 
 
+Inverse: TypeAlias = tuple[Tensor, Tensor, Tensor]  # s (size), B (size, rank) and w (rank): diag(s) - B diag(w) B'
+
+
 class MahalanobisRule(StoredTensors, PredictionRule):
-    """Minus half the squared Mahalanobis distance to the mean of each class, after an elementwise power. `factors` are
-    whitening matrices: of each class (classes, size, size), or a single one for all (1, size, size)."""
+    """Minus half the squared Mahalanobis distance to the mean of each class, after an elementwise power. The inverse
+    covariance of each class (or a single one for all) is stored as `Inverse`: a class of n images needs a rank of n at
+    most. Lower ranks are filled up with zeros."""
 
     means: Tensor
-    factors: Tensor
+    scales: Tensor
+    directions: Tensor
+    weights: Tensor
 
     def __init__(self, size: int, power: float = 1.0) -> None:
         super().__init__()
-        self.size, self.power = size, power
-        self.store(means=torch.empty(0, size), factors=torch.empty(0, size, size))
+        self.size, self.power, nothing = size, power, torch.empty(0, 0)
+        self.store(means=torch.empty(0, size))
+        self.store(scales=torch.empty(0, size), directions=torch.empty(0, size, 0), weights=nothing)
+
+    def set(self, means: Tensor, inverses: Sequence[Inverse]) -> None:
+        """Store means and inverse covariances."""
+        rank = max(len(weights) for _, _, weights in inverses)
+        scales, directions, weights = zip(*inverses, strict=True)
+        self.store(
+            means=means.float(),
+            scales=torch.stack([each.float() for each in scales]),
+            directions=torch.stack([functional.pad(each.float(), (0, rank - each.shape[1])) for each in directions]),
+            weights=torch.stack([functional.pad(each.float(), (0, rank - len(each))) for each in weights]),
+        )
+
+    def inverses(self) -> list[Inverse]:
+        """The inverse covariances as they are stored."""
+        return list(zip(self.scales, self.directions, self.weights, strict=True))
 
     def transformed(self, features: Tensor) -> Tensor:
         """The features raised to the power, which makes skewed ones more normal (Tukey)."""
@@ -202,10 +224,12 @@ class MahalanobisRule(StoredTensors, PredictionRule):
     def forward(self, features: Tensor) -> Tensor:
         """Minus half of each squared distance."""
         features = self.transformed(features)
-        if len(self.factors) == 1:
-            white, means = features @ self.factors[0], self.means @ self.factors[0]
-            return white @ means.T - 0.5 * means.square().sum(1)
+        if len(self.scales) == 1:  # what is quadratic in the features is the same for all classes, and left out
+            along = (self.means @ self.directions[0]) * self.weights[0]
+            linear = self.means * self.scales[0] - along @ self.directions[0].T
+            return features @ linear.T - 0.5 * (linear * self.means).sum(1)
         distances = [
-            ((features - mean) @ factor).square().sum(1) for mean, factor in zip(self.means, self.factors, strict=True)
+            (features - mean).square() @ scale - ((features - mean) @ directions).square() @ weights
+            for mean, (scale, directions, weights) in zip(self.means, self.inverses(), strict=True)
         ]
         return -0.5 * torch.stack(distances, dim=1)

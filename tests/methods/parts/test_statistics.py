@@ -4,7 +4,7 @@ import torch
 
 from etag.core.random import Draws, Stream
 from etag.core.work import Batch
-from etag.methods.parts.statistics import ClassStatistics, StatisticsCollector, shrunk, solve
+from etag.methods.parts.statistics import ClassStatistics, StatisticsCollector, inverse_of_sum, shrunk, solve
 
 SIZE, CLASSES = 5, 3
 
@@ -128,3 +128,15 @@ def test_classes_that_share_their_moments_have_the_sum_of_them():
     assert made.bytes_with(2) == SIZE**2 * 8
     for name, value in shared.state_dict().items():
         torch.testing.assert_close(made.state_dict()[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+@pytest.mark.parametrize("b", [0.0, 0.3, -0.05])
+def test_the_inverse_of_a_sum(rows, b):
+    inputs = features(rows)[0].double()
+    covariance = (inputs - inputs.mean(0)).T @ (inputs - inputs.mean(0)) / rows
+    c, ones = torch.tensor(0.7).double(), torch.ones(SIZE, SIZE).double()
+    directions, weights = inverse_of_sum(covariance, c, torch.tensor(b).double())
+    assert directions.shape == (SIZE, min(rows - 1, SIZE) + 1)
+    found = torch.eye(SIZE).double() / c - (directions * weights) @ directions.T
+    torch.testing.assert_close(found @ (covariance + c * torch.eye(SIZE) + b * ones), torch.eye(SIZE).double())

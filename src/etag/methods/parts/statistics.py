@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from scipy.linalg import lapack
 from torch import Tensor, nn
 
 from etag.core.work import Batch
 from etag.models.backbone import Backbone
 from etag.models.modules import StoredTensors
+
+NEGLIGIBLE = 1e-10  # the share of the largest variance below which there is only rounding
 
 Transform = Callable[[Tensor], Tensor]  # of features, one row per image
 
@@ -146,6 +149,28 @@ def shrunk(covariance: Tensor, share: float) -> Tensor:
     """A covariance moved towards a multiple of the identity with the same trace: `share` 1 is that multiple."""
     mean = covariance.diagonal().mean()
     return (1 - share) * covariance + share * mean * torch.eye(len(covariance)).to(covariance)
+
+
+def inverse_of_sum(covariance: Tensor, c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """B and w with (S + c I + b 1 1')^-1 = I / c - B diag(w) B' for a covariance S. By Woodbury's identity, only a
+    matrix as large as the rank of S is factored."""
+    low = _root(covariance)
+    size, rank = low.shape
+    share = b / (c + size * b).clamp(min=1e-12)  # (c I + b 1 1')^-1 = (I - share 1 1') / c
+    solved = (low - share * low.sum(0)) / c
+    lower: Any = torch.linalg.cholesky(torch.eye(rank).to(low) + low.T @ solved)
+    factor: Tensor = torch.linalg.solve_triangular(lower, solved.T, upper=False)
+    ones = low.new_ones(max(size, rank))
+    return torch.cat([ones[:size, None], factor.T], dim=1), torch.cat([(share / c).reshape(1), ones[:rank]])
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """L with L L' = the covariance, and as many columns as its rank: that of n images has n - 1 at most."""
+    matrix = covariance.cpu().numpy()
+    factor, pivots, rank, _ = lapack.dpstrf(matrix, lower=1, tol=NEGLIGIBLE * matrix.diagonal().max())
+    result = torch.empty(len(matrix), rank, dtype=torch.float64)
+    result[torch.from_numpy(pivots).long() - 1] = torch.from_numpy(factor[:, :rank]).tril()
+    return result.to(covariance.device)
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
