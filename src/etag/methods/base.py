@@ -362,7 +362,10 @@ class Method(ABC, Generic[OptionsT]):
         self, name: str, images: ImageSet, augmented_passes: int = 0, size: int | None = None
     ) -> DataPass:
         """The work of computing the solver's features of images, in their order: in one pass over them without
-        augmentation, or in `augmented_passes` passes with it. `size` is that of the batches."""
+        augmentation, or in `augmented_passes` passes with it. Images that are features already are never augmented, so
+        one pass has everything. `size` is that of the batches."""
+        if images.holds_features:
+            augmented_passes = 0
         batches = self.pass_batches(name, images, augmented_passes > 0, size)
         return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, augmented_passes))
 

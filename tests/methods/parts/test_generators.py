@@ -59,6 +59,15 @@ def test_what_is_replayed_differs_from_step_to_step(second_task):
 # -- features for the generator --------------------------------------------------------------------
 
 
+def test_features_that_are_given_are_passed_over_once(lab):
+    """They are never augmented: more passes would be copies."""
+    laboratory = lab("etag", {"generator": {"feature_passes": 3}})
+    laboratory.begin(0)
+    images = laboratory.learner.features("given", laboratory.task(0).train)
+    found = laboratory.engine.run_pass(laboratory.method.features_pass("features", images, 3))
+    assert torch.equal(found["features"], images.matrix[images.places])
+
+
 @pytest.mark.parametrize("passes", [1, 3])
 def test_the_pass_gives_the_features_of_freshly_augmented_images_pass_by_pass(lab, passes):
     laboratory = lab("etag", {"generator": {"feature_passes": passes}})
