@@ -141,10 +141,8 @@ class Learner:
 
     def test_images(self, tasks: Sequence[Task]) -> ImageSet:
         """The test images of tasks as one set: as features, if the backbone does not change any more."""
-        sets: list[ImageSet] = [task.test for task in tasks]
-        if self.method.sees_features(tasks[-1].index + 1):
-            sets = [self.features("test features", images) for images in sets]
-        return sets[0].join(sets[1:])
+        images = tasks[0].test.join([task.test for task in tasks[1:]])
+        return self.features("test features", images) if self.method.sees_features(tasks[-1].index + 1) else images
 
     def _update_plan(self, task: Task, number: int) -> Plan:
         if not isinstance(self.method, CanUpdate):
