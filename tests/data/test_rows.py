@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etag.data.rows import first_rows_per_class, hold_out_rows, pick_rows
+from etag.data.rows import drawn_rows_per_class, first_rows_per_class, hold_out_rows, pick_rows
 
 # -- hold_out_rows ---------------------------------------------------------------------------------
 
@@ -50,6 +50,18 @@ def test_first_rows_per_class_returns_the_first_rows_of_each_class(count, rows):
 def test_first_rows_per_class_equals_a_naive_count(labels, count):
     expected = [row for row, label in enumerate(labels) if labels[:row].count(label) < count]
     assert first_rows_per_class(torch.tensor(labels, dtype=torch.long), count).tolist() == expected
+
+
+def test_drawn_rows_are_as_many_of_each_class_and_depend_on_the_generator():
+    labels = torch.arange(3).repeat(20)
+    drawn = [drawn_rows_per_class(labels, 5, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    for rows in drawn:
+        assert rows.tolist() == sorted(set(rows.tolist()))
+        assert labels[rows].bincount().tolist() == [5, 5, 5]
+    everything = drawn_rows_per_class(labels, None, torch.Generator().manual_seed(0))
+    assert torch.equal(everything, torch.arange(60))
 
 
 LABELS = torch.tensor([2, 0, 1, 0, 2, 2, 0, 1, 1, 2])

@@ -279,6 +279,21 @@ def test_train_and_test_per_class_use_the_first_images_of_each_class():
                 assert torch.equal(images.pixels[images.labels == label], source.pixels[source.labels == label][:count])
 
 
+def test_the_seed_draws_images_whatever_the_order_of_the_classes():
+    def images(seed, **options):
+        scenario, _ = build_scenario(DataOptions(train_per_class=4, draw=True, **options), "b0-1x10", seed)
+        (task,) = scenario.tasks
+        return {
+            name: {row.numpy().tobytes() for row in task.train.pixels[task.train.labels == label]}
+            for label, name in enumerate(scenario.classes)
+        }
+
+    first = images(0)
+    assert {len(rows) for rows in first.values()} == {4}
+    assert images(0, order="natural") == first
+    assert images(1) != first
+
+
 def test_a_limit_above_the_number_of_images_changes_nothing():
     whole, _ = build_scenario(DataOptions(), "b0-1x10", seed=0)
     same, _ = build_scenario(DataOptions(train_per_class=10_000), "b0-1x10", seed=0)

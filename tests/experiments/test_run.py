@@ -11,6 +11,7 @@ from tests.runs import tensors
 
 from etag.core.errors import EtagError
 from etag.data.scenario import build_scenario
+from etag.experiments import yaml_files
 from etag.experiments.config import resolve
 from etag.experiments.run import run
 from etag.experiments.run_directory import RunDirectory
@@ -102,6 +103,20 @@ def test_a_run_directory_is_only_replaced_when_asked_for(small, tmp_path):
     assert (out / "metrics.json").read_bytes() == before
     run(small("fine", seed=5), out, restart=True)
     assert json.loads((out / "metrics.json").read_text())["seed"] == 5
+
+
+def test_a_run_from_before_there_was_an_option_is_the_same_run(small, tmp_path):
+    out = tmp_path / "run"
+    run(small("fine"), out)
+    config = yaml_files.read(out / "config.yaml")
+    del config["data"]["draw"]
+    (out / "config.yaml").write_text(yaml_files.write(config))
+    assert RunDirectory(out).finished(small("fine"))
+    with pytest.raises(EtagError, match=r"data.draw is False in the directory and True in"):
+        RunDirectory(out).finished(small("fine", **{"data.draw": True}))
+    (out / "config.yaml").write_text(yaml_files.write(config | {"gone": 1}))
+    with pytest.raises(EtagError, match=r"gone is 1 in the directory and None in"):
+        RunDirectory(out).finished(small("fine"))
 
 
 def test_a_folder_that_is_not_a_run_is_never_replaced(small, tmp_path):

@@ -20,6 +20,12 @@ def first_rows_per_class(labels: Tensor, count: int | None) -> Tensor:
     return (_position_in_class(labels) < limit).nonzero().flatten()
 
 
+def drawn_rows_per_class(labels: Tensor, count: int | None, generator: torch.Generator) -> Tensor:
+    """Return the rows of `count` images of each class, drawn at random, ascending; all rows if `count` is None."""
+    order = torch.randperm(len(labels), generator=generator)
+    return order[first_rows_per_class(labels[order], count)].sort().values
+
+
 def pick_rows(labels: Tensor, limit: int) -> Tensor:
     """At most `limit` rows, class by class, equally many of each class (or only the first classes)."""
     classes = sorted(set(labels.tolist()))[:limit]

@@ -12,11 +12,12 @@ import torch
 from etag.core.errors import EtagError
 from etag.core.files import require_regular_file
 from etag.core.images import ImageFormat, Resize
+from etag.core.random import Stream
 from etag.core.scenario import Scenario, Task
 from etag.core.text import brief
 from etag.data.images import Images, load_into_memory
 from etag.data.preprocess import Preprocess
-from etag.data.rows import first_rows_per_class
+from etag.data.rows import drawn_rows_per_class, first_rows_per_class
 from etag.data.source import SOURCES, DataOptions, Dataset
 
 # class orders that the literature refers to by name, stored as files so that they never change
@@ -123,7 +124,11 @@ def build_scenario(
         preprocess = replace(preprocess, **images.model_dump(exclude={"size"}))
     resize = replace(preprocess.resize, side=round(size * dataset.stored_ratio))
     names = tuple(dataset.classes[number] for number in order)
-    train = _prepared(dataset.train, len(dataset.classes), order, options.train_per_class, resize)
+    train = dataset.train
+    if options.draw:  # by the images alone: the order of the classes does not change which of them
+        generator = Stream.root(seed).torch_generator("training images")
+        train = train.select(drawn_rows_per_class(train.labels, options.train_per_class, generator))
+    train = _prepared(train, len(dataset.classes), order, options.train_per_class, resize)
     test = _prepared(dataset.test, len(dataset.classes), order, options.test_per_class, resize)
     _check_no_class_is_empty(names, train=train, test=test)
     train, test = load_into_memory(train, test, options.memory)

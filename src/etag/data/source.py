@@ -38,7 +38,8 @@ class DataOptions(Options):
     )
     size: PositiveInt | None = Field(None, description="side of the network's input in pixels; null: the source's own")
     resized_crop: bool = Field(False, description="train on crops of random size and shape instead of shifted images")
-    train_per_class: PositiveInt | None = Field(None, description="training images per class (the first); null: all")
+    train_per_class: PositiveInt | None = Field(None, description="training images per class; null: all")
+    draw: bool = Field(False, description="the run's seed draws the `train_per_class` images; else the first are taken")
     test_per_class: PositiveInt | None = Field(None, description="test images per class (the first); null: all")
     order: Seed | str | None = Field(
         None,

@@ -6,11 +6,11 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, dotted, file_error
@@ -18,27 +18,21 @@ from etag.core.reading import read_text
 from etag.core.text import brief
 from etag.data.source import Seed
 from etag.experiments import recipes, yaml_files
+from etag.experiments.budget import check_equal, check_equal_search
 from etag.experiments.config import RunConfig, resolve
 from etag.experiments.plugins import check_loaded
 from etag.learner.pretrained import RUN
+from etag.methods.registry import METHODS
 
 Score = Callable[[str], float | None]  # the accuracy of the run with this name; None while it is not done
 FAILED = float("-inf")  # the score of a run that failed
 ADAPTED = "adapted/"  # the folder of runs that fine-tune a backbone
+SEARCH = "search/"  # the folder of runs that try settings
 FOR_REPORTS = ("summary", "paper", "notice")  # keys of a grid's file that only a report reads
 BENCH_MARKER = "# written by `etag bench`\n"  # what follows this line is not part of the grid
 MAX_RUNS = 5_000  # of a grid; its file names all of them, and YAML has a limit too
 NOT_IN_NAMES = re.compile(r"[/\\\x00-\x1f\x7f]")  # the name of a run is that of its folder
 MAX_NAME = 120  # letters of a variant's name
-
-
-class Search(Options):
-    """Values to try on the classes of the base task alone, evaluated on images held out of its training data."""
-
-    over: dict[str, list[Any]] = Field(min_length=1, description="values by dotted key; all combinations are tried")
-    split: str = Field(description="how the base task's classes are split for trying, such as b4-2x2")
-    classes: int = Field(description="the number of classes of the base task", gt=1)
-    held_out: float = Field(0.2, gt=0, lt=1, description="share of each class's training images to evaluate on")
 
 
 def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -50,16 +44,38 @@ def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+Settings = Annotated[dict[str, Any], AfterValidator(_checked_settings)]  # by dotted key
+
+
+class Search(Options):
+    """Values to try on the classes of the base task alone, evaluated on images held out of its training data."""
+
+    over: dict[str, list[Any]] = Field(
+        default_factory=dict, description="values by dotted key; all combinations are tried"
+    )
+    methods: dict[str, dict[str, list[Any]]] = Field(
+        default_factory=dict, description="more values, or others, by method; those of ewc are tried for eewc, too"
+    )
+    settings: Settings = Field(default_factory=dict, description="other settings of the trials, such as fewer epochs")
+    split: str = Field(description="how the base task's classes are split for trying, such as b4-2x2")
+    classes: int = Field(description="the number of classes of the base task", gt=1)
+    held_out: float = Field(0.2, gt=0, lt=1, description="share of each class's training images to evaluate on")
+
+    def values(self, method: str) -> dict[str, list[Any]]:
+        """What is tried for a method: values by dotted key."""
+        own = [self.methods.get(section, {}) for section, _ in METHODS[method].recipe_sections]
+        return {key: values for part in (self.over, *own) for key, values in part.items()}
+
+    def trials(self, method: str) -> int:
+        """How many runs that takes."""
+        return math.prod(map(len, self.values(method).values()))
+
+
 class Adaptation(Options):
     """Fine-tuning on the classes of the base task: one backbone per seed, with which all runs of a block start."""
 
     classes: int = Field(description="the number of classes of the base task", gt=1)
-    settings: dict[str, Any] = Field(default_factory=dict, description="of the fine-tuning, by dotted key")
-
-    @field_validator("settings")
-    @classmethod
-    def _dotted_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return _checked_settings(settings)
+    settings: Settings = Field(default_factory=dict, description="of the fine-tuning, by dotted key")
 
 
 class Block(Options):
@@ -70,24 +86,20 @@ class Block(Options):
     methods: list[str] = Field(min_length=1)
     splits: list[str] | None = Field(None, min_length=1, description="null: the recipe's own split")
     seeds: list[Seed] = Field([0, 1, 2], min_length=1)
-    settings: dict[str, Any] = Field(default_factory=dict, description="options by dotted key")
+    settings: Settings = Field(default_factory=dict, description="options by dotted key")
     variants: dict[str, dict[str, Any]] = Field(
         {"": {}}, min_length=1, description="by name: other settings; '' is the plain method"
     )
     search: Search | None = None
     adaptation: Adaptation | None = None
 
-    @field_validator("settings")
-    @classmethod
-    def _dotted_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return _checked_settings(settings)
-
     @property
     def count(self) -> int:
         """The number of its runs, with those that they depend on."""
-        tried = 0 if self.search is None else math.prod(map(len, self.search.over.values()))
+        tried = 0 if self.search is None else sum(map(self.search.trials, self.methods))
         adapted = 0 if self.adaptation is None else len(self.seeds)
-        return adapted + len(self.methods) * (len(self.seeds) * len(self.splits or [""]) * len(self.variants) + tried)
+        runs = len(self.methods) * len(self.seeds) * len(self.splits or [""]) * len(self.variants)
+        return adapted + tried + runs
 
     @field_validator("variants")
     @classmethod
@@ -106,6 +118,7 @@ class PlannedRun:
     label: str  # the name without the seed
     config: RunConfig
     command: str  # does the same run on its own
+    own: frozenset[str] = frozenset()  # the keys that its variant sets
 
 
 @dataclass(frozen=True)
@@ -154,8 +167,12 @@ class Grid:
 
     def all_runs(self) -> list[PlannedRun]:
         """Every run, with placeholders for what other runs are to find: the values of a search are those of its first
-        candidate, and a backbone that is to be adapted is the recipe's."""
-        return self._plan(lambda _: 0.0, with_adapted=False)
+        candidate, and a backbone that is to be adapted is the recipe's. An error if methods are trained unequally."""
+        runs = self._plan(lambda _: 0.0, with_adapted=False)
+        compared = [run for run in runs if not run.name.startswith(ADAPTED)]
+        check_equal(self.name, [(run.label.rpartition("/")[0], run.config, run.own) for run in compared])
+        check_equal_search(self.name, Counter(run.config.method.name for run in runs if run.name.startswith(SEARCH)))
+        return runs
 
     def plan(self, score: Score) -> list[PlannedRun]:
         """The runs that can be configured now: those that depend on other runs only once these are done."""
@@ -195,6 +212,8 @@ def _runs(block: Block, score: Score, with_adapted: bool) -> Iterator[PlannedRun
     if block.search is not None:
         chosen = {}
         for method in block.methods:
+            if not block.search.values(method):
+                raise EtagError(f"nothing is tried for {method}: list values under search.over or search.methods.")
             candidates = list(_candidates(block, block.search, method))
             yield from (run for run, _ in candidates)
             if (best := _best(candidates, score)) is not None:
@@ -210,7 +229,8 @@ def _runs(block: Block, score: Score, with_adapted: bool) -> Iterator[PlannedRun
                 adapted = {"model.weights": f"{RUN}{source.name}"}
         for split, method, variant in product(splits, chosen, block.variants):
             settings = block.settings | adapted | chosen[method] | block.variants[variant]
-            yield _planned(block, method, split, seed, variant, settings)
+            run = _planned(block, method, split, seed, variant, settings)
+            yield replace(run, own=frozenset(block.variants[variant]))
 
 
 def _adapting(block: Block, adaptation: Adaptation, seed: int) -> PlannedRun:
@@ -223,12 +243,13 @@ def _adapting(block: Block, adaptation: Adaptation, seed: int) -> PlannedRun:
 def _candidates(block: Block, search: Search, method: str) -> Iterator[tuple[PlannedRun, dict[str, Any]]]:
     """The runs that try values, each with its values."""
     base_task = {"data.first_classes": search.classes, "data.held_out": search.held_out}
-    for values in product(*search.over.values()):
-        tried = dict(zip(search.over, values, strict=True))
+    over = search.values(method)
+    for values in product(*over.values()):
+        tried = dict(zip(over, values, strict=True))
         variant = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in tried.items())
         variant = NOT_IN_NAMES.sub("_", variant)[:MAX_NAME]
-        settings = block.settings | base_task | dotted(tried)
-        yield _planned(block, method, search.split, block.seeds[0], variant, settings, "search/"), dotted(tried)
+        settings = block.settings | base_task | search.settings | dotted(tried)
+        yield _planned(block, method, search.split, block.seeds[0], variant, settings, SEARCH), dotted(tried)
 
 
 def _best(candidates: Sequence[tuple[PlannedRun, dict[str, Any]]], score: Score) -> dict[str, Any] | None:

@@ -109,7 +109,7 @@ class RunDirectory:
         """Raise an error if it holds a run of another configuration."""
         if not self.config.is_file():
             return
-        there, asked = dotted(yaml_files.read(self.config)), dotted(config.to_json())
+        there, asked = dotted(self._recorded_config()), dotted(config.to_json())
         differences = [
             f"{key} is {there.get(key)!r} in the directory and {asked.get(key)!r} in this command"
             for key in sorted(there.keys() | asked.keys())
@@ -121,6 +121,15 @@ class RunDirectory:
                 f"'{self.path}' already holds {state} of another configuration ({'; '.join(differences)}): add "
                 "--restart to replace it, or choose --out."
             )
+
+    def _recorded_config(self) -> dict[str, Any]:
+        """The configuration of the run; options that did not exist when it began have their default, with which etag
+        does what it did then."""
+        values = yaml_files.read(self.config)
+        try:
+            return RunConfig.model_validate(values).to_json()
+        except (ValidationError, EtagError):  # it has options that are gone, or was changed by hand
+            return values
 
     def save_generated(self, task: int, images: Tensor, columns: int) -> None:
         """Save an overview of generated images after a task: rows of images, one pixel apart."""

@@ -1,0 +1,63 @@
+"""The training that all methods of a comparison have in common: a grid refuses to compare methods that differ in it."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from etag.core.errors import EtagError
+from etag.core.text import listing
+from etag.experiments.config import RunConfig
+
+CHOSEN = ("train.lr", "train.base.lr")  # for each method; everything else of its training is the budget
+SAMPLED_VIEWS = ("method.embedding.views_per_image", "method.embedding.image_share")
+NAMED, MAX_VALUE = 4, 60  # methods, and letters of a value, in an error message
+
+
+def budget(config: RunConfig) -> dict[str, Any]:
+    """By name: images, and how long and in which steps the solver is trained on them; with embedding distillation, also
+    how many views of them it sees."""
+    values: dict[str, Any] = {f"data.{key}": getattr(config.data, key) for key in ("size", "train_per_class", "draw")}
+    for index, tasks in enumerate(("the base task", "later tasks")):
+        options = config.train.for_task(index).model_dump(exclude={"lr"})
+        values |= {f"train.{key} in {tasks}": value for key, value in options.items()}
+    embedding = getattr(config.method, "embedding", None)
+    if embedding is not None:
+        values |= {key: getattr(embedding, key.rpartition(".")[2]) for key in SAMPLED_VIEWS}
+    return values
+
+
+def check_equal(name: str, runs: Iterable[tuple[str, RunConfig, Collection[str]]]) -> None:
+    """Raise an error if methods have different budgets in the same group of runs. `runs` are triples of the group, the
+    configuration, and the keys that a variant sets: a variant that changes the budget says so by its name, and is not
+    compared."""
+    found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # by group and option: the methods by value
+    for group, config, own in runs:
+        if any(key.startswith(("train.", "data.", *SAMPLED_VIEWS)) and key not in CHOSEN for key in own):
+            continue
+        for option, value in budget(config).items():
+            found.setdefault((group, option), {}).setdefault(repr(value), {})[config.method.name] = None
+    for (group, option), by_value in found.items():
+        if len(by_value) > 1:
+            told = "; ".join(f"{value[:MAX_VALUE]} for {_some(methods)}" for value, methods in by_value.items())
+            raise EtagError(
+                f"the grid '{name}' compares methods on {group} that are not trained alike: {option} is {told}. Give "
+                "all methods the same, or make the difference a variant with a name of its own."
+            )
+
+
+def check_equal_search(name: str, trials: Counter[str]) -> None:
+    """Raise an error if some methods have more trials than others."""
+    by_number: dict[int, dict[str, None]] = {}
+    for method, number in trials.items():
+        by_number.setdefault(number, {})[method] = None
+    if len(by_number) > 1:
+        told = "; ".join(f"{number} for {_some(methods)}" for number, methods in sorted(by_number.items()))
+        raise EtagError(
+            f"the grid '{name}' searches settings with different numbers of trials: {told}. Give every method the same "
+            "number, under 'search'."
+        )
+
+
+def _some(methods: Iterable[str]) -> str:
+    names = list(methods)
+    return listing(names if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} others"])
