@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from etag.report.groups import RunGroup, check_comparable, group_runs
 from etag.report.records import RunRecord, read_run
 
 METRICS, CONFIG, GRID = "metrics.json", "config.yaml", "grid.yaml"
-APART = {"search", "adapted"}  # folders of runs that prepare others: a search, or an adapted backbone
+SEARCH = "search"
+APART = {SEARCH, "adapted"}  # folders of runs that prepare others: a search, or an adapted backbone
 
 
 class PlannedBlock(BaseModel):
@@ -79,6 +81,11 @@ class GridFolder:
             return f"etag bench {self.name}"
         folder = relative(self.path, start)
         return f"etag bench {folder}/{GRID} --results {folder}"
+
+    @cached_property
+    def trials(self) -> list[RunRecord]:
+        """The finished runs of its search for settings."""
+        return [read_run(file.parent, logs=False) for file in sorted((self.path / SEARCH).rglob(METRICS))]
 
     def missing(self) -> list[str]:
         """The planned runs of which there is nothing yet, as paths below the folder."""

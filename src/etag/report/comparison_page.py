@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from etag.core.errors import EtagError
 from etag.core.reading import read_limited
-from etag.report import figures, page_figures, results, studies
+from etag.report import figures, page_figures, protocol, results, studies
 from etag.report.collection import Collection, is_run, named_runs, read_collection, relative
 from etag.report.groups import RunGroup, check_reference, styled
 from etag.report.headline import headline
@@ -20,6 +20,7 @@ from etag.report.tables import Table, rows_csv
 
 COMMAND = "command.txt"  # `etag bench` writes it into the directory of a run
 MAX_COMMAND = 1 << 20  # bytes of it
+ABOUT_TRAINING = "A comparison is fair if the lengths are equal; what a method needs beyond them is part of its price."
 T = TypeVar("T")
 
 
@@ -50,7 +51,7 @@ def write_comparison(paths: Sequence[Path], out: Path, reference: str | None = N
     folders of runs, tables and figures are written beside it; of runs that are named, each gets its own report."""
     collection = _collection(paths)
     check_reference(collection.groups, reference)
-    sections = _sections(collection.groups, reference)
+    sections = _sections(collection, reference)
     if collection.named:
         for run in paths:
             if not (run / REPORT).exists():
@@ -85,8 +86,9 @@ def write_curves(paths: Sequence[Path], out: Path) -> Path:
     return write_figure(figures.accuracy_curves(groups[0].metrics.seen, curves), out)
 
 
-def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section]:
+def _sections(collection: Collection, reference: str | None) -> list[Section]:
     """All sections that have something to show."""
+    groups = collection.groups
     several = [group for group in groups if len(group.members) > 1]
     chosen = [(group, member) for group in several if (member := group.reference(reference))]
     titles = dict.fromkeys(member.title for _, member in chosen)
@@ -98,6 +100,11 @@ def _sections(groups: Sequence[RunGroup], reference: str | None) -> list[Section
         Section(
             f"{', '.join(titles)} minus each other method",
             tables=_present(results.paired_table(group, member) for group, member in chosen),
+        ),
+        Section("Training", ABOUT_TRAINING, tables=_present(map(protocol.training_table, several))),
+        Section(
+            "Settings that were searched for",
+            tables=_present(protocol.search_table(grid.path, grid.trials) for grid in collection.grids),
         ),
         Section(
             "Agreement with the paper",

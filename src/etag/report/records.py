@@ -149,12 +149,17 @@ class RunRecord:
     generated: dict[int, bytes]  # by task (from 1): images that the generator produced after it, as one PNG
 
     @cached_property
+    def options(self) -> dict[str, Any]:
+        """Its configuration; empty if that cannot be read."""
+        try:
+            return yaml_files.parse_mapping(self.config, str(self.path))
+        except EtagError:
+            return {}
+
+    @property
     def is_pretrained(self) -> bool:
         """Whether its backbone started from given weights, as far as its configuration says."""
-        try:
-            model = yaml_files.parse_mapping(self.config, str(self.path)).get("model")
-        except EtagError:
-            return False
+        model = self.options.get("model")
         return isinstance(model, dict) and model.get("weights") is not None
 
 
