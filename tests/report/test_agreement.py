@@ -1,5 +1,6 @@
 import math
 from itertools import combinations
+from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given
@@ -36,21 +37,41 @@ def test_kendall_of_known_rankings():
     assert kendall([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / math.sqrt(2 * 3))
 
 
+def by_seed(*rows):
+    return [dict(enumerate(row)) for row in rows]
+
+
 def test_seeds_that_agree_give_an_interval_of_one_point():
-    found = agreement([[1.0, 1.1], [2.0, 2.1], [3.0, 3.1]], [10, 20, 30])
-    assert (found.tau, found.methods, found.interval) == (1, 3, (1, 1))
+    found = agreement(by_seed([1.0, 1.1], [2.0, 2.1], [3.0, 3.1]), [10, 20, 30])
+    assert (found.tau, found.methods, found.seeds, found.over_seeds) == (1, 3, 2, (1, 1))
+    assert found.over_methods == pytest.approx((1, 1)), "any choice of these methods is in the paper's order"
 
 
-def test_seeds_that_differ_widen_the_interval_the_same_way_each_time():
-    ours = [[1.0, 2.5, 0.5], [2.0, 1.0, 3.5], [3.0, 0.0, 4.0]]
+def test_the_interval_over_seeds_is_students():
+    ours = by_seed([1.0, 2.5, 0.5], [2.0, 1.0, 3.5], [3.0, 2.0, 4.0])
     found = agreement(ours, [10, 20, 30])
-    assert found == agreement(ours, [10, 20, 30])
-    low, high = found.interval
-    assert low < found.tau <= high == 1
+    taus = [kendall([values[seed] for values in ours], [10, 20, 30]) for seed in range(3)]
+    margin = 4.302653 * stdev(taus) / math.sqrt(3)
+    assert found.by_seed.mean == pytest.approx(fmean(taus))
+    assert found.over_seeds == pytest.approx((max(-1, fmean(taus) - margin), min(1, fmean(taus) + margin)))
 
 
-def test_one_seed_each_has_no_interval():
-    assert agreement([[1.0], [2.0]], [5, 4]).interval is None
+def test_only_seeds_that_all_methods_have_count():
+    found = agreement([{0: 1.0, 1: 1.0, 2: 9.0}, {0: 2.0, 1: 2.0}, {1: 3.0, 0: 3.0, 5: 0.0}], [1, 2, 3])
+    assert (found.seeds, found.by_seed.mean) == (2, 1)
+    assert found.tau < 1, "the means are over all seeds of each method"
+
+
+def test_methods_out_of_order_widen_the_interval_over_methods_the_same_way_each_time():
+    ours = by_seed([1.0], [4.0], [3.0], [2.0], [5.0])
+    found = agreement(ours, [10, 20, 30, 40, 50])
+    assert found == agreement(ours, [10, 20, 30, 40, 50])
+    low, high = found.over_methods
+    assert low < 0 < found.tau < high == 1
+
+
+def test_one_seed_each_has_no_interval_over_seeds():
+    assert agreement(by_seed([1.0], [2.0]), [5, 4]).over_seeds is None
 
 
 def test_differences_are_taken_over_shared_seeds():

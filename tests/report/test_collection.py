@@ -232,7 +232,7 @@ def test_agreement_leaves_the_bounds_out(grid):
     assert ranking.theirs == [column[member.method].A for member in ranking.members]
     # ours: LwF < eLwF < GFR < eTag < Lucir; the paper's: LwF < eLwF < Lucir < GFR < eTag: 2 of 10 pairs differ
     assert ranking.agreement.tau == pytest.approx(0.6)
-    low, high = ranking.agreement.interval
+    low, high = ranking.agreement.over_methods
     assert low <= 0.6 <= high
 
 

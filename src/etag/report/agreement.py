@@ -33,11 +33,21 @@ class Spread:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Kendall's tau-b between two rankings, with a 95 % interval over resampled seeds if there are several."""
+    """Kendall's tau-b between two rankings of methods; how much it varies over seeds, and which methods there are."""
 
-    tau: float
+    tau: float  # of the means over seeds
     methods: int
-    interval: tuple[float, float] | None
+    by_seed: Spread | None  # tau of every seed that all methods have, if there are several
+    seeds: int  # that all methods have
+    over_methods: tuple[float, float]  # 95 % of resamples of the methods
+
+    @property
+    def over_seeds(self) -> tuple[float, float] | None:
+        """Student's 95 % interval of the mean tau of one seed."""
+        if self.by_seed is None:
+            return None
+        margin = _margin(self.by_seed, self.seeds)
+        return None if margin is None else (max(-1.0, self.by_seed.mean - margin), min(1.0, self.by_seed.mean + margin))
 
 
 @dataclass(frozen=True)
@@ -65,20 +75,21 @@ def kendall(left: Sequence[float], right: Sequence[float]) -> float:
     return float(stats.kendalltau(left, right).statistic) if len(left) > 1 else math.nan
 
 
-def agreement(ours: Sequence[Sequence[float]], theirs: Sequence[float]) -> Agreement:
-    """Agreement of our means with the paper's values; `ours` has the values of each method over its seeds."""
-    tau = kendall([float(np.mean(values)) for values in ours], theirs)
-    several = any(len(values) > 1 for values in ours)
-    return Agreement(tau, len(theirs), _interval(ours, theirs) if several else None)
+def agreement(ours: Sequence[Mapping[int, float]], theirs: Sequence[float]) -> Agreement:
+    """Agreement of our means with the paper's values; `ours` has the values of each method by seed."""
+    means = [fmean(values.values()) for values in ours]
+    shared = sorted(set.intersection(*(set(values) for values in ours)))
+    taus = [kendall([values[seed] for values in ours], theirs) for seed in shared]
+    by_seed = Spread.of(taus) if len(shared) > 1 else None
+    return Agreement(kendall(means, theirs), len(theirs), by_seed, len(shared), _over_methods(means, theirs))
 
 
-def _interval(ours: Sequence[Sequence[float]], theirs: Sequence[float]) -> tuple[float, float]:
+def _over_methods(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """What tau could have been with other methods of the same kind."""
     rng = np.random.default_rng(SEED)
-    means = [
-        np.asarray(values)[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1) for values in ours
-    ]
-    taus = [kendall(resampled, theirs) for resampled in np.stack(means, axis=1)]
-    low, high = np.nanquantile(taus, [1 - UPPER, UPPER])
+    pairs = np.array([ours, theirs]).T
+    draws = (pairs[rng.integers(len(pairs), size=len(pairs))].T for _ in range(RESAMPLES))
+    low, high = np.nanquantile([kendall(*draw) for draw in draws], [1 - UPPER, UPPER])
     return float(low), float(high)
 
 
@@ -88,7 +99,11 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | N
     if not seeds:
         return None
     difference = Spread.of([ours[seed] - theirs[seed] for seed in seeds])
-    if difference.deviation is None:
-        return Paired(seeds, difference, None)
-    quantile = float(stats.t.ppf(UPPER, len(seeds) - 1))
-    return Paired(seeds, difference, quantile * difference.deviation / math.sqrt(len(seeds)))
+    return Paired(seeds, difference, _margin(difference, len(seeds)))
+
+
+def _margin(spread: Spread, count: int) -> float | None:
+    """Half of Student's 95 % interval of a mean of this many values; None for a single one."""
+    if spread.deviation is None:
+        return None
+    return float(stats.t.ppf(UPPER, count - 1)) * spread.deviation / math.sqrt(count)

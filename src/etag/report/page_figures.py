@@ -283,7 +283,7 @@ def agreement_figure(ranking: Ranking) -> InlineFigure:
     ]
     rows = [[m.method, s.theirs, round(s.ours, 4)] for m, s in zip(ranking.members, slopes, strict=True)]
     agreement = ranking.agreement
-    interval = "" if agreement.interval is None else f" ({' to '.join(fixed(end, 2) for end in agreement.interval)})"
+    interval = f" ({' to '.join(fixed(end, 2) for end in agreement.over_methods)} over methods)"
     words = ", ".join(f"{s.name} {fixed(s.theirs, 1)} and {fixed(s.ours, 1)}" for s in slopes)
     figure = vector(
         figures.slopes(slopes),

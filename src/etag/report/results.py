@@ -146,7 +146,7 @@ class Ranking:
     @cached_property
     def agreement(self) -> Agreement:
         """Kendall's tau-b of the two rankings."""
-        return agreement([list(member.percents().values()) for member in self.members], self.theirs)
+        return agreement([member.percents() for member in self.members], self.theirs)
 
 
 def ranking(group: RunGroup) -> Ranking | None:
@@ -158,15 +158,18 @@ def ranking(group: RunGroup) -> Ranking | None:
 def agreement_table(rankings: Sequence[Ranking]) -> Table:
     """Kendall's tau-b, one row per group."""
     columns = [Column("split", is_numeric=False), Column("paper’s column", is_numeric=False)]
-    columns += [Column(name) for name in ("methods", "tau-b", "95 % from", "to")]
+    columns += [Column(name) for name in ("methods", "tau-b")]
+    columns += [Column(name, group) for group in ("95 % over methods", "95 % over seeds") for name in ("from", "to")]
     rows = []
     for one in rankings:
         agreed = one.agreement
-        numbers = [number_cell(value) for value in (agreed.tau, *(agreed.interval or (None, None)))]
-        rows.append(Row([Cell(one.group.title), Cell(one.column), number_cell(agreed.methods, 0), *numbers]))
+        ends = [number_cell(end) for end in (*agreed.over_methods, *(agreed.over_seeds or (None, None)))]
+        first = [Cell(one.group.title), Cell(one.column), number_cell(agreed.methods, 0), number_cell(agreed.tau)]
+        rows.append(Row([*first, *ends]))
     note = (
         "Kendall’s tau-b of A between our means and the paper’s, without bounds: 1 is the same order, 0 no relation, "
-        f"−1 the reverse order. The interval comes from {RESAMPLES} resamples of the seeds within each method."
+        f"−1 the reverse order. Over methods: {RESAMPLES} resamples of the methods, that is, what another choice of "
+        "methods could have given. Over seeds: Student’s interval of the mean tau of single seeds."
     )
     return Table("agreement", "Agreement of our ranking with the paper’s", columns, rows, [note])
 
