@@ -103,7 +103,7 @@ def test_the_command_of_a_run_can_be_pasted(tmp_path, settings):
 def test_the_runs_of_a_grid_share_the_features_of_a_frozen_backbone(tmp_path):
     file = grid_file(tmp_path, methods=["ncm", "slda"], settings=TINY | {"model.train": "head"})
     whole, features = Bench(Grid.load(file), tmp_path / "store", tmp_path / "results"), tmp_path / "store" / "features"
-    runs = whole.execute(LocalWorkers(1, features), no_display)
+    runs = whole.execute(LocalWorkers(1, tmp_path / "store"), no_display)
     assert [run.state for run in runs] == ["done", "done"]
     assert len(list(features.glob("*.rows"))) == 1, "both methods have the same backbone"
     assert not list((tmp_path / "store").glob("*/*/frozen-features"))

@@ -56,7 +56,7 @@ def bench(
     for number in (signal.SIGINT, signal.SIGTERM):  # some shells ignore these signals for background jobs
         signal.signal(number, signal.default_int_handler)
     try:
-        with _workers(on, address, jobs, execution.store / "features") as workers, _display() as display:
+        with _workers(on, address, jobs, execution.store) as workers, _display() as display:
             runs = execution.execute(workers, display)
     except KeyboardInterrupt:
         echo("interrupted: the same command resumes from here.", err=True)
@@ -82,11 +82,11 @@ def _print_estimate(grid: "Grid", tflops: float) -> None:
 
 
 @contextmanager
-def _workers(on: str, address: str | None, jobs: int, features: Path) -> "Iterator[Workers]":
+def _workers(on: str, address: str | None, jobs: int, store: Path) -> "Iterator[Workers]":
     if on == "local":
         from etag.experiments.local_workers import LocalWorkers
 
-        yield LocalWorkers(jobs, features)
+        yield LocalWorkers(jobs, store)
         return
     from etag.experiments.ray_workers import RayWorkers
 

@@ -1,6 +1,7 @@
 """The units of work that a method plans and the engine carries out: phases to train, passes over data."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -60,6 +61,7 @@ class Term:
     student_need: Need = Need.NOTHING
     teacher_need: Need = Need.NOTHING
     second_order: bool = False  # whether it differentiates a gradient
+    identity: str | None = None  # what it computes, if that depends on nothing but the solver and the batch
 
 
 class OptimizerState(nn.Module):
@@ -119,6 +121,7 @@ class Phase:
     batch_norm: Literal["train", "frozen"] = "train"  # whether BatchNorm statistics follow the data
     validation: Batches | None = None  # for the plateau schedule
     compilable: tuple[nn.Module, ...] = ()  # modules that torch.compile may compile: their structure never changes
+    identity: str | None = None  # what the module's loss is, if that can be said: equal phases have equal results
 
     @property
     def steps(self) -> int:
@@ -164,8 +167,30 @@ class Checkpointer(Protocol):
     def save(self, name: str, state: dict[str, Tensor]) -> None:
         """Save the training state of a phase; raises `Interrupted` if the run was asked to stop."""
 
-    def finish(self, name: str, result: dict[str, Tensor]) -> None:
-        """Record that a phase or pass is finished; raises `Interrupted` if the run was asked to stop."""
+    def finish(self, name: str, result: dict[str, Tensor], spared: float = 0.0) -> None:
+        """Record that a phase or pass is finished; raises `Interrupted` if the run was asked to stop. Another run did
+        `spared` seconds of its work, which count as this one's."""
+
+    @property
+    def seconds(self) -> float:
+        """The time spent on the task so far."""
+
+
+class PhaseResult(Protocol):
+    """The result of a phase that several runs have in common."""
+
+    def load(self) -> float | None:
+        """Load it into the phase's module, and return the seconds that its training took; None if there is none yet."""
+
+    def save(self, seconds: float) -> None:
+        """Store the state of the phase's module."""
+
+
+class PhaseResults(Protocol):
+    """Finds the results of phases that several runs have in common."""
+
+    def result(self, phase: Phase) -> AbstractContextManager[PhaseResult | None]:
+        """The result of a phase; None if it cannot be shared."""
 
 
 class Callback:

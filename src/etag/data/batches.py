@@ -64,7 +64,13 @@ class ImageBatches(_RowBatches):
         drop_last: bool = False,
     ) -> None:
         super().__init__(len(images), size, stream, placement, shuffle, drop_last)
-        self._images, self._preprocess, self._augment = images, preprocess, augment
+        self.images, self._preprocess, self._augment = images, preprocess, augment
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """Everything besides the images that its batches depend on."""
+        rows = (self._rows, self._size, self._stream.key, self._placement.world, self._shuffle, self._drop_last)
+        return (*rows, self._preprocess, self._augment, self.images.holds_features)
 
     @property
     def smallest(self) -> int:
@@ -76,14 +82,14 @@ class ImageBatches(_RowBatches):
         """Yield the batches of one epoch, beginning with batch number `start`."""
         device, preprocess = self._placement.device, self._preprocess
         steps = list(self._steps(index, start))
-        batches = self._images.read([rows for rows, _, _ in steps])
+        batches = self.images.read([rows for rows, _, _ in steps])
         for (rows, draws, total), pixels in zip(steps, batches, strict=True):
             pixels = pixels.to(device, non_blocking=True)
-            if self._images.holds_features:
+            if self.images.holds_features:
                 inputs = pixels
             else:
                 inputs = preprocess.augmented(pixels, draws, total) if self._augment else preprocess.centered(pixels)
-            yield Batch(inputs, self._images.labels[rows].to(device, non_blocking=True), draws, total)
+            yield Batch(inputs, self.images.labels[rows].to(device, non_blocking=True), draws, total)
 
 
 class FeatureBatches(_RowBatches):

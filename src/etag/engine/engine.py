@@ -10,7 +10,7 @@ from torch import Tensor
 
 from etag.core.errors import EtagError
 from etag.core.precision import at_least_single
-from etag.core.work import Callback, Checkpointer, DataPass, Phase, Plan
+from etag.core.work import Callback, Checkpointer, DataPass, Phase, PhaseResults, Plan
 from etag.engine.runtime import Runtime
 from etag.engine.training import LOG_EVERY, Training
 
@@ -18,12 +18,16 @@ from etag.engine.training import LOG_EVERY, Training
 class Engine:
     """Trains phases and runs data passes on the devices of a runtime, and reports to callbacks. `check_stop` is called
     regularly during data passes, in every process at the same point; it may raise an exception to interrupt the work.
-    (During phases the checkpointer does this.)"""
+    (During phases the checkpointer does this.) The first phase of a plan may be `shared` with other runs."""
 
     def __init__(
-        self, runtime: Runtime, callbacks: Sequence[Callback] = (), check_stop: Callable[[], None] = lambda: None
+        self,
+        runtime: Runtime,
+        callbacks: Sequence[Callback] = (),
+        check_stop: Callable[[], None] = lambda: None,
+        shared: PhaseResults | None = None,
     ) -> None:
-        self.runtime = runtime
+        self.runtime, self._shared = runtime, shared
         self._callbacks = callbacks if runtime.leader else ()
         self._check_stop = check_stop
 
@@ -38,13 +42,18 @@ class Engine:
             if checkpointer is not None and checkpointer.restore_if_finished(number):
                 result = checkpointer.result(number)
                 continue
+            spared = 0.0
             if isinstance(work, DataPass):
                 result = self.run_pass(work)
             else:
-                self.train(work, checkpointer)
+                # only the first: what earlier work did to the method would have to be restored too
+                if number or self._shared is None:
+                    self.train(work, checkpointer)
+                else:
+                    spared = self._train_or_load(work, checkpointer, self._shared)
                 result = {}
             if checkpointer is not None:
-                checkpointer.finish(work.name, result)
+                checkpointer.finish(work.name, result, spared)
 
     def train(self, phase: Phase, checkpointer: Checkpointer | None = None) -> None:
         """Train a phase to its end."""
@@ -60,6 +69,20 @@ class Engine:
                 f"there is not enough memory for phase '{phase.name}' with a batch size of {size}: set batch_size to "
                 f"{max(1, size // 2)}."
             ) from error
+
+    def _train_or_load(self, phase: Phase, checkpointer: Checkpointer | None, shared: PhaseResults) -> float:
+        """Train a phase, or load its result if another run has trained it; returns the seconds that this spares."""
+        with shared.result(phase) as known:
+            start, spared = time.perf_counter(), None if known is None else known.load()
+            if spared is not None:
+                training = Training(phase, self.runtime, ())  # freezes what training would have frozen
+                with self._reported(phase.name, phase.steps, training.epochs):
+                    phase.module.eval()
+                return spared
+            self.train(phase, checkpointer)
+            if known is not None:
+                known.save(time.perf_counter() - start if checkpointer is None else checkpointer.seconds)
+        return 0.0
 
     def run_pass(self, data_pass: DataPass) -> dict[str, Tensor]:
         """Run a data pass; returns the result over all processes."""

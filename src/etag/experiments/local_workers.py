@@ -32,7 +32,7 @@ def visible_devices() -> list[str]:
 class LocalJob:
     """A process that executes a run; its output goes to a file beside the run directory."""
 
-    def __init__(self, run: PlannedRun, out: Path, devices: Sequence[str], features: Path | None = None) -> None:
+    def __init__(self, run: PlannedRun, out: Path, devices: Sequence[str], shared: Path | None = None) -> None:
         self.devices = devices
         out.parent.mkdir(parents=True, exist_ok=True)
         recipe, self._log = out.with_name(f"{out.name}.yaml"), out.with_name(f"{out.name}.log")
@@ -40,8 +40,8 @@ class LocalJob:
         env = os.environ | {"OMP_NUM_THREADS": "1", WATCHED: "1"}
         env |= {"PYTHONSAFEPATH": "1"}  # else `python -m` would import modules from the working directory
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
-        if features is not None:
-            env.setdefault("ETAG_FEATURES", str(features.absolute()))
+        for name in ("features", "phases") if shared else ():
+            env.setdefault(f"ETAG_{name.upper()}", str(Path(shared or "", name).absolute()))
         command = [sys.executable, "-m", "etag.cli", "run", str(recipe), "--out", str(out)]
         command += [word for file in run.config.plugins for word in ("--plugin", file)]
         with self._log.open("w") as log:
@@ -88,11 +88,11 @@ def _wait_for_end_of_parent() -> None:
 
 
 class LocalWorkers:
-    """Executes up to `slots` runs at a time on this machine. They share the features of a frozen backbone in a folder,
-    if one is given."""
+    """Executes up to `slots` runs at a time on this machine. In a folder, if one is given, they share the features of a
+    frozen backbone, and what they would all train alike."""
 
-    def __init__(self, slots: int, features: Path | None = None) -> None:
-        self.slots, self._features = slots, features
+    def __init__(self, slots: int, shared: Path | None = None) -> None:
+        self.slots, self._shared = slots, shared
         self._devices = visible_devices()
         self._jobs: list[LocalJob] = []
 
@@ -108,6 +108,6 @@ class LocalWorkers:
         free_first = sorted(self._devices, key=lambda device: used[device])
         runtime = run.config.runtime
         devices = free_first[: runtime.devices] if runtime.accelerator in ("auto", "cuda") else []
-        job = LocalJob(run, out, devices, self._features)
+        job = LocalJob(run, out, devices, self._shared)
         self._jobs.append(job)
         return job

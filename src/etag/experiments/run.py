@@ -107,7 +107,8 @@ def _learn(
         named = create_callbacks(config.runtime.callbacks, directory.path)
         callbacks = [StepLog(directory.steps), *named, ProgressBars(console, title, image_counts)]
     with closing_all(callbacks), stop.on_signals(print_line):
-        shared = os.environ.get("ETAG_FEATURES")  # `etag bench` sets it for its runs
+        # `etag bench` sets these for its runs
+        shared, phases = os.environ.get("ETAG_FEATURES"), os.environ.get("ETAG_PHASES")
         learner = Learner(
             method,
             runtime,
@@ -117,6 +118,7 @@ def _learn(
             stop=stop,
             print_line=print_line,
             feature_folder=Path(shared).expanduser() if shared else directory.frozen_features,
+            shared_phases=Path(phases).expanduser() if phases else None,
         )
         for task in scenario.tasks[len(about.history) :]:
             options = LearnOptions(

@@ -113,9 +113,10 @@ class TaskCheckpointer:
         self._write(name, state)
         self._stop.check()
 
-    def finish(self, name: str, result: dict[str, Tensor]) -> None:
+    def finish(self, name: str, result: dict[str, Tensor], spared: float = 0.0) -> None:
         """Save the state after a phase; after a pass only if a checkpoint is due: most passes take less time than
-        saving their result."""
+        saving their result. `spared` seconds of another run's work count as this one's."""
+        self._seconds_before += spared
         self._results.append(result or None)
         self.saved_steps[name], self._last_saved_step = None, 0
         if not result or self.due(0):

@@ -24,6 +24,7 @@ from etag.learner.calibration import Calibration, calibrate
 from etag.learner.checkpoints import TaskCheckpointer
 from etag.learner.features import FeatureStore
 from etag.learner.model_directory import ModelDirectory
+from etag.learner.shared_phases import SharedPhases
 from etag.learner.stopping import Stop
 from etag.learner.versions import Lesson, ModelInfo, Name
 from etag.methods.abilities import CanUpdate, UpdatesExactly
@@ -42,7 +43,7 @@ class Learner:
     """Learns one task per call of `learn`: begins it, runs its phases with checkpoints, ends, evaluates and saves it.
     It may run in any thread; `stop.request()` makes it save a checkpoint within a few steps and stop. Without a
     directory nothing is saved, for estimates and tests. With `distribute`, features of a frozen backbone are computed
-    elsewhere."""
+    elsewhere; in the folder `shared_phases`, runs of a grid share what they would all train alike."""
 
     def __init__(
         self,
@@ -57,11 +58,13 @@ class Learner:
         engine: Engine | None = None,
         feature_folder: Path | None = None,
         distribute: Distribute | None = None,
+        shared_phases: Path | None = None,
     ) -> None:
         self.method, self.runtime, self.directory = method, runtime, directory
         self.callbacks = callbacks if runtime.leader else ()
         self.stop, self._print_line = stop or Stop(runtime.max_over_processes), print_line
-        self.engine = engine or Engine(runtime, self.callbacks, self.stop.check)
+        phases = None if shared_phases is None else SharedPhases(shared_phases, runtime, print_line)
+        self.engine = engine or Engine(runtime, self.callbacks, self.stop.check, phases)
         self.about = about or ModelInfo({}, method.context.preprocess, method.context.channels)
         self.calibration: Calibration | None = None  # of the last lesson that was calibrated
         # where features of a frozen backbone are stored while the learner works; without a directory: in memory

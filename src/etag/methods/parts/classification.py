@@ -29,4 +29,4 @@ def cross_entropy_term(task: Task, scope: Scope = "seen", weight: float = 1.0) -
     def compute(step: StepData) -> Tensor:
         return cross_entropy(require(step.student.logits), step.batch.labels, first, end)
 
-    return Term("ce", compute, weight, student_need=Need.LOGITS)
+    return Term("ce", compute, weight, student_need=Need.LOGITS, identity=f"cross-entropy of outputs {first} to {end}")

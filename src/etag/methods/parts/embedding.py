@@ -99,7 +99,7 @@ class EmbeddingDistillation:
         def compute(step: StepData) -> Tensor:
             return auxiliary_cross_entropy(step.student.auxiliary, require(step.views.labels))
 
-        return Term("aux_ce", compute, student_need=Need.AUXILIARY)
+        return Term("aux_ce", compute, student_need=Need.AUXILIARY, identity="cross-entropy of auxiliaries")
 
     def distillation_term(self, task: Task, solver: Solver) -> Term:
         """Eq. (4): divergence of the auxiliaries from the teacher's, for all stages but the last."""

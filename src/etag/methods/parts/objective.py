@@ -42,6 +42,15 @@ class SolverObjective(nn.Module):
         solvers = [self.solver] if self.teacher is None else [self.solver, self.teacher.network]
         return tuple(part for solver in solvers for part in solver.compilable)
 
+    @property
+    def identity(self) -> str | None:
+        """What the loss is, besides the weights and the batch; None if a term does not say what it computes."""
+        terms = [(term.name, term.weight, term.identity) for term in self._terms]
+        if self.teacher is not None or any(identity is None for *_, identity in terms):
+            return None
+        views = (self._transforms.name, self._views_per_image, self._image_share, self._with_views)
+        return repr((terms, self.need, views, self.solver.views_in_statistics, self.solver))
+
     def forward(self, batch: Batch) -> Terms:
         """The weighted terms."""
         views, teacher = self.solver.enter(self._views(batch)), Outputs()
