@@ -78,9 +78,19 @@ def test_methods_that_are_searched_with_more_trials_are_refused(tmp_path):
         planned(tmp_path, methods=["fine", "lwf"], search=search)
 
 
+def test_a_method_that_has_nothing_to_choose_is_not_searched(tmp_path):
+    search = {"split": "b1-1x1", "classes": 2, "methods": {"lwf": {"method.weight": [1, 10]}}}
+    assert names(planned(tmp_path, methods=["fine", "lwf"], search=search)) == [
+        "search/b1-1x1/lwf-weight=1-seed0",
+        "search/b1-1x1/lwf-weight=10-seed0",
+        "b2-1x2/fine-seed0",
+        "b2-1x2/lwf-seed0",
+    ]
+
+
 def test_a_search_for_nothing_is_refused(tmp_path):
-    with pytest.raises(EtagError, match="nothing is tried for fine"):
-        planned(tmp_path, search={"split": "b1-1x1", "classes": 2})
+    with pytest.raises(EtagError, match="there is nothing to try"):
+        planned(tmp_path, search={"split": "b1-1x1", "classes": 2, "methods": {"lwf": {}}})
 
 
 @pytest.mark.parametrize("name", recipes.grids())

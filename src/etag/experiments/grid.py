@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from etag.core.errors import EtagError
 from etag.core.options import Options, dotted, file_error
@@ -57,9 +57,16 @@ class Search(Options):
         default_factory=dict, description="more values, or others, by method; those of ewc are tried for eewc, too"
     )
     settings: Settings = Field(default_factory=dict, description="other settings of the trials, such as fewer epochs")
+
     split: str = Field(description="how the base task's classes are split for trying, such as b4-2x2")
     classes: int = Field(description="the number of classes of the base task", gt=1)
     held_out: float = Field(0.2, gt=0, lt=1, description="share of each class's training images to evaluate on")
+
+    @model_validator(mode="after")
+    def _has_values(self) -> Self:
+        if not self.over and not any(self.methods.values()):
+            raise ValueError("there is nothing to try: list values under 'over' or 'methods'")
+        return self
 
     def values(self, method: str) -> dict[str, list[Any]]:
         """What is tried for a method: values by dotted key."""
@@ -67,8 +74,8 @@ class Search(Options):
         return {key: values for part in (self.over, *own) for key, values in part.items()}
 
     def trials(self, method: str) -> int:
-        """How many runs that takes."""
-        return math.prod(map(len, self.values(method).values()))
+        """How many runs that takes; none if nothing is to be chosen."""
+        return math.prod(map(len, self.values(method).values())) if self.values(method) else 0
 
 
 class Adaptation(Options):
@@ -212,8 +219,9 @@ def _runs(block: Block, score: Score, with_adapted: bool) -> Iterator[PlannedRun
     if block.search is not None:
         chosen = {}
         for method in block.methods:
-            if not block.search.values(method):
-                raise EtagError(f"nothing is tried for {method}: list values under search.over or search.methods.")
+            if not block.search.values(method):  # it has nothing to choose
+                chosen[method] = {}
+                continue
             candidates = list(_candidates(block, block.search, method))
             yield from (run for run, _ in candidates)
             if (best := _best(candidates, score)) is not None:
