@@ -115,6 +115,7 @@ def test_the_runs_of_a_block_start_with_one_backbone_that_was_adapted_on_the_bas
     runs = {status.run.name: status for status in bench(tmp_path, file)}
     assert list(runs) == ["adapted/b0-1x2/fine-seed0", "b2-1x2/ncm-seed0", "b2-1x2/slda-seed0"]
     assert [status.state for status in runs.values()] == ["done"] * 3, [status.reason for status in runs.values()]
+    assert not list((tmp_path / "store").rglob("report.html")), "a grid has one page for all"
     source = ModelDirectory(tmp_path / "store" / "adapted/b0-1x2/fine-seed0").current().backbone_file
     for method in ("ncm", "slda"):
         config = yaml.safe_load((tmp_path / "results" / "b2-1x2" / f"{method}-seed0" / "config.yaml").read_text())

@@ -37,10 +37,10 @@ def run(
     return execute(config, Path(out) if out else default_directory(config), restart, verbose)
 
 
-def execute(config: RunConfig, out: Path, restart: bool, verbose: bool) -> dict[str, Any]:
+def execute(config: RunConfig, out: Path, restart: bool, verbose: bool, report: bool = True) -> dict[str, Any]:
     """Run a configuration and write its report."""
     metrics = runs.run(config, out, restart=restart, verbose=verbose)
-    if not is_follower():
+    if report and not is_follower():
         from etag.report.page import write_run_report  # matplotlib is only needed now
 
         write_run_report(out)

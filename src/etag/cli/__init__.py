@@ -38,6 +38,7 @@ def run(
     devices: Annotated[int | None, typer.Option(help="Processes on each machine, one per device.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Number of machines; run the same command on each.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the run that is in the directory.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Whether to write report.html.")] = True,
     dry_run: DryRun = False,
     plugin: Plugins = None,
 ) -> None:
@@ -61,7 +62,7 @@ def run(
         return
     where = out or default_directory(config)
     try:
-        metrics = execute(config, where, restart, verbose=True)
+        metrics = execute(config, where, restart, verbose=True, report=report)
     except KeyboardInterrupt as stopped:
         echo(f"interrupted: the same command resumes in '{where}' from the last checkpoint.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
@@ -69,7 +70,8 @@ def run(
         return
     values = stored_summary(metrics)
     print_table([[each.name, f"{values[each.name]:7.2%}", each.definition] for each in METRICS], dim=2)
-    echo(f"report: {where / 'report.html'}")
+    if report:
+        echo(f"report: {where / 'report.html'}")
 
 
 @app.command()

@@ -42,7 +42,8 @@ class LocalJob:
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
         for name in ("features", "phases") if shared else ():
             env.setdefault(f"ETAG_{name.upper()}", str(Path(shared or "", name).absolute()))
-        command = [sys.executable, "-m", "etag.cli", "run", str(recipe), "--out", str(out)]
+        # a page per run would take seconds of each; `etag report RUN` writes it when somebody wants to see it
+        command = [sys.executable, "-m", "etag.cli", "run", str(recipe), "--out", str(out), "--no-report"]
         command += [word for file in run.config.plugins for word in ("--plugin", file)]
         with self._log.open("w") as log:
             # in a session of its own: `stop` passes Ctrl-C on, once; the pipe ends with this process: see `WATCHED`
