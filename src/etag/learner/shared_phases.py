@@ -71,7 +71,7 @@ class SharedPhases:
         carries_state = any(group.optimizer_state is not None for group in phase.groups)
         if phase.identity is None or phase.validation is not None or carries_state or placement.world > 1:
             return None
-        if not isinstance(batches, ImageBatches):
+        if not isinstance(batches, ImageBatches) or batches.images.holds_features:
             return None
         names = {id(parameter): name for name, parameter in phase.module.named_parameters()}
         runtime = self._runtime.options

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,8 +31,12 @@ class TensorflowConvNorm(ConvNorm):
     def placed(self, weight: Tensor, x: Tensor) -> Tensor:
         """Return the kernel, with zeros in front where the side of `x` is even. A stride of 2 then needs an odd number
         of zeros, and this is faster than to copy `x` with them."""
-        stride, (high, wide) = cast(nn.Conv2d, self[0]).stride[0], x.shape[2:]
-        return functional.pad(weight, (1 - wide % 2, 0, 1 - high % 2, 0)) if stride == 2 else weight
+        if cast(nn.Conv2d, self[0]).stride[0] != 2:
+            return weight
+        for axis, side in ((2, x.shape[2]), (3, x.shape[3])):
+            if side % 2 == 0:  # joined, not padded: ONNX files with padded weights cannot be opened
+                weight = torch.cat([torch.zeros_like(weight.narrow(axis, 0, 1)), weight], dim=axis)
+        return weight
 
     def convolved(self, x: Tensor) -> Tensor:
         """Return the map after the convolution alone."""
