@@ -25,6 +25,7 @@ def planned(tmp_path, **content):
         ({"train.schedule": "cosine"}, "train.schedule in the base task is 'onecycle' for fine; 'cosine' for lwf"),
         ({"train.batch_size": 8}, "train.batch_size in the base task is 16 for fine; 8 for lwf"),
         ({"data.train_per_class": 20}, "data.train_per_class is 16 for fine; 20 for lwf"),
+        ({"data.held_out": 0.5}, "data.held_out is 0.0 for fine; 0.5 for lwf"),
     ],
 )
 def test_methods_that_are_not_trained_alike_are_refused(tmp_path, settings, option):
@@ -86,6 +87,24 @@ def test_a_method_that_has_nothing_to_choose_is_not_searched(tmp_path):
         "b2-1x2/fine-seed0",
         "b2-1x2/lwf-seed0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"methods": {"lwff": {"method.weight": [1]}}}, "'lwff', which is none of the block's methods"),
+        ({"methods": {"fine": {"train.lr": []}}}, "at least 1 item"),
+        ({"over": {"train.lr": []}}, "at least 1 item"),
+    ],
+)
+def test_a_search_that_would_try_nothing_for_somebody_is_refused(tmp_path, search, message):
+    with pytest.raises(EtagError, match=message):
+        planned(tmp_path, methods=["fine", "lwf"], search={"split": "b1-1x1", "classes": 2} | search)
+
+
+def test_a_search_may_try_what_is_otherwise_the_budget_if_it_does_so_for_all(tmp_path):
+    search = {"over": {"train.weight_decay": [0.0, 1e-3]}, "split": "b1-1x1", "classes": 2}
+    assert len(planned(tmp_path, methods=["fine", "gfr"], search=search)) == 2 * 2 + 2
 
 
 def test_a_search_for_nothing_is_refused(tmp_path):

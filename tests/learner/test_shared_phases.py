@@ -2,15 +2,20 @@
 
 import json
 import re
+import threading
 
 import pytest
 import torch
+from safetensors.torch import load
 from tests.runs import outcome, small_config, tensors
 
+from etag.core.files import locked
 from etag.engine.engine import Engine
 from etag.experiments.run import run
 from etag.learner.checkpoints import TaskCheckpointer
 from etag.learner.shared_phases import SharedPhases
+from etag.learner.stopping import Interrupted
+from etag.learner.tensors import TensorFiles
 
 TWO = {"split": "b2-1x2"}
 ALIKE = ["fine", "ewc", "mas", "lwf", "lwm", "il2m", "gfr", "fetril", "ldc"]
@@ -27,7 +32,7 @@ def sharing(lab, tmp_path):
 
     def make(*args, **keywords):
         made, made.said = lab(*args, **keywords), []
-        shared = SharedPhases(tmp_path / "phases", made.engine.runtime, made.said.append)
+        shared = SharedPhases(tmp_path / "phases", made.engine.runtime, made.said.append, lambda: None)
         made.engine = Engine(made.engine.runtime, shared=shared)
         return made
 
@@ -99,7 +104,7 @@ def test_later_tasks_are_never_shared(sharing, tmp_path):
     assert len(entries(tmp_path / "phases")) == 1
 
 
-@pytest.mark.parametrize("damage", ["entry", "tensors", "other tensors"])
+@pytest.mark.parametrize("damage", ["entry", "tensors", "another path", "another network"])
 def test_a_damaged_result_is_trained_again(lab, sharing, tmp_path, damage):
     sharing("fine").learn(0)
     folder = tmp_path / "phases"
@@ -109,8 +114,11 @@ def test_a_damaged_result_is_trained_again(lab, sharing, tmp_path, damage):
         entry.write_text("{")
     elif damage == "tensors":
         file.write_bytes(file.read_bytes()[:-1] + b"\xff")
-    else:
+    elif damage == "another path":
         entry.write_text(json.dumps({"seconds": 1.0, "tensors": "../../etc/passwd"}))
+    else:
+        other = {name: torch.zeros(2, 2) for name in load(file.read_bytes())}
+        entry.write_text(json.dumps({"seconds": 1.0, "tensors": TensorFiles(folder).write(other)}))
     made, alone = sharing("fine"), lab("fine")
     made.learn(0)
     alone.learn(0)
@@ -155,3 +163,67 @@ def test_a_run_that_was_cut_in_its_first_phase_may_go_on_with_a_shared_result(tm
     (cut_numbers, _, cut_weights), (numbers, _, weights) = (outcome(tmp_path / name) for name in ("cut", "alone"))
     assert cut_numbers == numbers
     assert all(torch.equal(weights[name], cut_weights[name]) for name in weights)
+
+
+def test_runs_on_features_of_a_frozen_backbone_share_no_phase(tmp_path, monkeypatch):
+    monkeypatch.setenv("ETAG_PHASES", str(tmp_path / "phases"))
+    run(small_config("fine", **TWO, **{"model.train": "head"}), tmp_path / "run")
+    assert not entries(tmp_path / "phases")
+
+
+def held(folder, key):
+    """Hold the lock of a phase in a thread until an event is set."""
+    ready, release = threading.Event(), threading.Event()
+
+    def hold():
+        with locked(folder / f"{key}.lock", "busy"):
+            ready.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    ready.wait(60)
+    return thread, release
+
+
+def test_the_seconds_of_waiting_for_another_run_do_not_count(sharing, tmp_path):
+    made = sharing("fine")
+    made.begin(0)
+    (phase,) = made.works(0).values()
+    key = made.engine._shared._key(phase)
+    thread, release = held(tmp_path / "phases", key)
+    threading.Timer(2.0, release.set).start()
+    spared = made.engine._train_or_load(phase, None, made.engine._shared)
+    thread.join()
+    assert -60 < spared < -1.5
+    (entry,) = (tmp_path / "phases").glob("*.json")
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | {"seconds": 50.0}))
+    again = sharing("fine")
+    again.begin(0)
+    (phase,) = again.works(0).values()
+    assert again.engine._train_or_load(phase, None, again.engine._shared) == pytest.approx(50, abs=1)
+
+
+def test_a_run_that_waits_for_another_can_be_stopped(sharing, tmp_path):
+    def stopped():
+        raise Interrupted(2)
+
+    made = sharing("fine")
+    made.begin(0)
+    (phase,) = made.works(0).values()
+    shared = SharedPhases(tmp_path / "phases", made.engine.runtime, made.said.append, stopped)
+    thread, release = held(tmp_path / "phases", shared._key(phase))
+    with pytest.raises(Interrupted):
+        made.engine._train_or_load(phase, None, shared)
+    release.set()
+    thread.join()
+
+
+def test_a_result_that_cannot_be_written_stops_no_run(sharing, tmp_path):
+    made = sharing("fine")
+    (tmp_path / "phases").mkdir()
+    made.begin(0)
+    (phase,) = made.works(0).values()
+    (tmp_path / "phases" / f"{made.engine._shared._key(phase)}.json").mkdir()
+    made.engine._train_or_load(phase, None, made.engine._shared)
+    assert "cannot be shared with other runs" in made.said[0]

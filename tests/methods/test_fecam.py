@@ -104,3 +104,5 @@ def test_classes_of_one_image_have_no_covariance(frozen):  # noqa: F811
 def test_covariances_cannot_be_shrunk_more_than_variances():
     with pytest.raises(ValidationError, match="may not be larger than variance_shrinkage"):
         METHODS["fecam"].Options(name="fecam", variance_shrinkage=0.1, covariance_shrinkage=0.2)
+    with pytest.raises(ValidationError, match="greater than or equal to"):
+        METHODS["fecam"].Options(name="fecam", variance_shrinkage=1e-4, covariance_shrinkage=0)

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -137,17 +137,21 @@ def is_partial(path: Path) -> bool:
 
 
 @contextmanager
-def locked(path: Path, busy: str | None) -> Iterator[None]:
+def locked(path: Path, busy: str | None, check_stop: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock on a file. Where somebody else holds it, raise `EtagError` with the message `busy` at once; wait if
-    `busy` is None. The file's folder is created if it does not exist. The system releases the locks of a process that
-    ends, however it ends."""
-    lock = FileLock(path, blocking=busy is None)
+    `busy` is None, and call `check_stop` every second. The file's folder is created if it does not exist. The system
+    releases the locks of a process that ends, however it ends."""
+    lock = FileLock(path, timeout=0 if busy is not None else 1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        lock.acquire()
-    except Timeout:
-        raise EtagError(busy) from None
+        while not lock.is_locked:
+            try:
+                lock.acquire()
+            except Timeout:
+                if busy is not None:
+                    raise EtagError(busy) from None
+                check_stop()
     except OSError as error:
         raise EtagError(f"the directory '{path.parent}' cannot be written: {error.strerror}.") from error
     try:

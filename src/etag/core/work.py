@@ -169,11 +169,11 @@ class Checkpointer(Protocol):
 
     def finish(self, name: str, result: dict[str, Tensor], spared: float = 0.0) -> None:
         """Record that a phase or pass is finished; raises `Interrupted` if the run was asked to stop. Another run did
-        `spared` seconds of its work, which count as this one's."""
+        `spared` seconds of its work, which count as this one's; less than 0 if this one has only waited."""
 
     @property
-    def seconds(self) -> float:
-        """The time spent on the task so far."""
+    def resumed_at(self) -> str | None:
+        """Where the interrupted task is resumed; None if it begins."""
 
 
 class PhaseResult(Protocol):

@@ -46,8 +46,8 @@ class Engine:
             if isinstance(work, DataPass):
                 result = self.run_pass(work)
             else:
-                # only the first: what earlier work did to the method would have to be restored too
-                if number or self._shared is None:
+                # only the first, from its first step: what earlier work did to the method would have to be restored
+                if number or self._shared is None or (checkpointer is not None and checkpointer.resumed_at):
                     self.train(work, checkpointer)
                 else:
                     spared = self._train_or_load(work, checkpointer, self._shared)
@@ -71,18 +71,21 @@ class Engine:
             ) from error
 
     def _train_or_load(self, phase: Phase, checkpointer: Checkpointer | None, shared: PhaseResults) -> float:
-        """Train a phase, or load its result if another run has trained it; returns the seconds that this spares."""
+        """Train a phase, or load its result if another run has trained it; returns the seconds that this spares, less
+        those of waiting for the other run."""
+        before = time.perf_counter()
         with shared.result(phase) as known:
-            start, spared = time.perf_counter(), None if known is None else known.load()
-            if spared is not None:
+            start = time.perf_counter()
+            trained = None if known is None else known.load()
+            if trained is None:
+                self.train(phase, checkpointer)
+                if known is not None:
+                    known.save(time.perf_counter() - start)
+            else:
                 training = Training(phase, self.runtime, ())  # freezes what training would have frozen
                 with self._reported(phase.name, phase.steps, training.epochs):
                     phase.module.eval()
-                return spared
-            self.train(phase, checkpointer)
-            if known is not None:
-                known.save(time.perf_counter() - start if checkpointer is None else checkpointer.seconds)
-        return 0.0
+        return (trained or 0.0) - (start - before)
 
     def run_pass(self, data_pass: DataPass) -> dict[str, Tensor]:
         """Run a data pass; returns the result over all processes."""

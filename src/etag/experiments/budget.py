@@ -10,13 +10,14 @@ from etag.experiments.config import RunConfig
 
 CHOSEN = ("train.lr", "train.base.lr")  # for each method; everything else of its training is the budget
 SAMPLED_VIEWS = ("method.embedding.views_per_image", "method.embedding.image_share")
+ELSEWHERE = {"path", "workers", "memory"}  # of the options of data: they do not change the images
 NAMED, MAX_VALUE = 4, 60  # methods, and letters of a value, in an error message
 
 
 def budget(config: RunConfig) -> dict[str, Any]:
     """By name: images, and how long and in which steps the solver is trained on them; with embedding distillation, also
     how many views of them it sees."""
-    values: dict[str, Any] = {f"data.{key}": getattr(config.data, key) for key in ("size", "train_per_class", "draw")}
+    values = {f"data.{key}": value for key, value in config.data.model_dump(exclude=ELSEWHERE).items()}
     for index, tasks in enumerate(("the base task", "later tasks")):
         options = config.train.for_task(index).model_dump(exclude={"lr"})
         values |= {f"train.{key} in {tasks}": value for key, value in options.items()}
@@ -30,15 +31,18 @@ def check_equal(name: str, runs: Iterable[tuple[str, RunConfig, Collection[str]]
     """Raise an error if methods have different budgets in the same group of runs. `runs` are triples of the group, the
     configuration, and the keys that a variant sets: a variant that changes the budget says so by its name, and is not
     compared."""
-    found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # by group and option: the methods by value
+    found: dict[tuple[str, str], dict[str, set[str]]] = {}  # by group and option: the values by method
     for group, config, own in runs:
         if any(key.startswith(("train.", "data.", *SAMPLED_VIEWS)) and key not in CHOSEN for key in own):
             continue
         for option, value in budget(config).items():
-            found.setdefault((group, option), {}).setdefault(repr(value), {})[config.method.name] = None
-    for (group, option), by_value in found.items():
-        if len(by_value) > 1:
-            told = "; ".join(f"{value[:MAX_VALUE]} for {_some(methods)}" for value, methods in by_value.items())
+            found.setdefault((group, option), {}).setdefault(config.method.name, set()).add(repr(value))
+    for (group, option), by_method in found.items():
+        by_value: dict[str, list[str]] = {}
+        for method, values in by_method.items():
+            by_value.setdefault(" and ".join(sorted(values))[:MAX_VALUE], []).append(method)
+        if len(set(map(frozenset, by_method.values()))) > 1:
+            told = "; ".join(f"{value} for {_some(methods)}" for value, methods in by_value.items())
             raise EtagError(
                 f"the grid '{name}' compares methods on {group} that are not trained alike: {option} is {told}. Give "
                 "all methods the same, or make the difference a variant with a name of its own."

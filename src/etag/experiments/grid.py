@@ -46,14 +46,16 @@ def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 Settings = Annotated[dict[str, Any], AfterValidator(_checked_settings)]  # by dotted key
 
+Values = Annotated[list[Any], Field(min_length=1)]
+
 
 class Search(Options):
     """Values to try on the classes of the base task alone, evaluated on images held out of its training data."""
 
-    over: dict[str, list[Any]] = Field(
+    over: dict[str, Values] = Field(
         default_factory=dict, description="values by dotted key; all combinations are tried"
     )
-    methods: dict[str, dict[str, list[Any]]] = Field(
+    methods: dict[str, dict[str, Values]] = Field(
         default_factory=dict, description="more values, or others, by method; those of ewc are tried for eewc, too"
     )
     settings: Settings = Field(default_factory=dict, description="other settings of the trials, such as fewer epochs")
@@ -107,6 +109,13 @@ class Block(Options):
         adapted = 0 if self.adaptation is None else len(self.seeds)
         runs = len(self.methods) * len(self.seeds) * len(self.splits or [""]) * len(self.variants)
         return adapted + tried + runs
+
+    @model_validator(mode="after")
+    def _searched_methods_are_in_the_block(self) -> Self:
+        known = {section for method in self.methods for section, _ in METHODS[method].recipe_sections}
+        if self.search is not None and (others := self.search.methods.keys() - known):
+            raise ValueError(f"search.methods has values for '{min(others)}', which is none of the block's methods")
+        return self
 
     @field_validator("variants")
     @classmethod

@@ -63,7 +63,7 @@ class Learner:
         self.method, self.runtime, self.directory = method, runtime, directory
         self.callbacks = callbacks if runtime.leader else ()
         self.stop, self._print_line = stop or Stop(runtime.max_over_processes), print_line
-        phases = None if shared_phases is None else SharedPhases(shared_phases, runtime, print_line)
+        phases = None if shared_phases is None else SharedPhases(shared_phases, runtime, print_line, self.stop.check)
         self.engine = engine or Engine(runtime, self.callbacks, self.stop.check, phases)
         self.about = about or ModelInfo({}, method.context.preprocess, method.context.channels)
         self.calibration: Calibration | None = None  # of the last lesson that was calibrated

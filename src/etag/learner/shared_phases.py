@@ -10,11 +10,13 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 
-from etag.core.files import checksum, locked, make_folder, read_file, write_atomically
+from etag.core.errors import EtagError
+from etag.core.files import checksum, locked, read_file, write_atomically
 from etag.core.work import Phase
 from etag.data.batches import ImageBatches
 from etag.data.images import content_keys
@@ -36,23 +38,32 @@ class SharedPhase:
         try:
             found = json.loads(read_file(self.entry))
             seconds, state = float(found["seconds"]), TensorFiles(self.entry.parent).read(found["tensors"])
-            self.phase.module.load_state_dict(state)
         except UNREADABLE:
             return None
+        own = self.phase.module.state_dict()
+        if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in own.items()}:
+            return None  # an entry that names another file
+        self.phase.module.load_state_dict(state)
         self.print_line(f"phase '{self.phase.name}' was trained by another run: its weights are loaded.")
         return seconds
 
     def save(self, seconds: float) -> None:
-        """Store the state of the phase's module."""
-        name = TensorFiles(self.entry.parent).write(self.phase.module.state_dict())
-        write_atomically(self.entry, json.dumps({"seconds": seconds, "tensors": name}))
+        """Store the state of the phase's module, if the disk has room for it."""
+        try:
+            name = TensorFiles(self.entry.parent).write(self.phase.module.state_dict())
+            write_atomically(self.entry, json.dumps({"seconds": seconds, "tensors": name}))
+        except (EtagError, OSError) as error:
+            self.print_line(f"phase '{self.phase.name}' cannot be shared with other runs: {error}")
 
 
 class SharedPhases:
     """Finds the results of phases in a folder. Only runs in a single process share them."""
 
-    def __init__(self, folder: Path, runtime: Runtime, print_line: Callable[[str], None]) -> None:
-        self._folder, self._runtime, self._print_line = folder, runtime, print_line
+    def __init__(
+        self, folder: Path, runtime: Runtime, print_line: Callable[[str], None], check_stop: Callable[[], None]
+    ) -> None:
+        self._folder, self._runtime = folder, runtime
+        self._print_line, self._check_stop = print_line, check_stop
 
     @contextmanager
     def result(self, phase: Phase) -> Iterator[SharedPhase | None]:
@@ -62,8 +73,7 @@ class SharedPhases:
         if key is None:
             yield None
             return
-        make_folder(self._folder)
-        with locked(self._folder / f"{key}.lock", None):
+        with locked(self._folder / f"{key}.lock", None, self._check_stop):
             yield SharedPhase(phase, self._folder / f"{key}.json", self._print_line)
 
     def _key(self, phase: Phase) -> str | None:
@@ -84,8 +94,16 @@ class SharedPhases:
             batches.facts,
             batches.images.labels.tolist(),
             # what rounds: not only the processor, also how many threads share a sum
-            (runtime.precision, runtime.compile, torch.get_num_threads(), torch.__version__, str(placement.device)),
-            (platform.machine(), torch.backends.cpu.get_cpu_capability()),
+            (runtime.precision, runtime.compile, torch.get_num_threads(), torch.__version__, platform.node()),
+            torch.cuda.get_device_name(placement.device) if placement.device.type == "cuda" else "",
+            _code(),
         ]
         images = b"".join(content_keys(batches.images))
         return checksum(b"".join([repr(facts).encode(), images, to_bytes(phase.module.state_dict())]))
+
+
+@cache
+def _code() -> str:
+    """A checksum of this package: what another version of it trained is not taken over."""
+    folder = Path(__file__).parents[1]
+    return checksum(b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py"))))

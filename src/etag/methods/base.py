@@ -353,7 +353,8 @@ class Method(ABC, Generic[OptionsT]):
             training=training,
             batch_norm=batch_norm,
             compilable=objective.compilable,
-            identity=objective.identity if len(self.task_sizes) == 1 else None,  # only base tasks are alike
+            # only base tasks are alike; the network's options say what its weights do not
+            identity=objective.identity and f"{objective.identity} {c.model!r}" if len(self.task_sizes) == 1 else None,
             validation=None
             if held_out is None
             else ImageBatches(held_out, c.preprocess, 4 * size, stream, c.placement, augment=False, shuffle=False),

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 from torch import Tensor
 
 from etag.core.random import Stream
@@ -19,7 +19,7 @@ class FecamOptions(ClosedFormOptions):
     changed_defaults: ClassVar[dict[str, Any]] = {"statistics": "per_class"}
     covariance: Literal["per_class", "tied"] = Field("per_class", description="of each class, or one for all classes")
     power: float = Field(0.5, gt=0, le=1, description="Tukey's power of features that are not negative; 1: none")
-    variance_shrinkage: PositiveFloat = Field(1.0, description="gamma_1: adds this share of the mean variance")
+    variance_shrinkage: float = Field(1.0, ge=0.01, description="gamma_1: adds this share of the mean variance")
     covariance_shrinkage: NonNegativeFloat = Field(
         1.0, description="gamma_2: the same for covariances; not above gamma_1"
     )

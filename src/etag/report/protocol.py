@@ -59,7 +59,8 @@ def search_table(folder: Path, runs: Sequence[RunRecord]) -> Table | None:
     heads += [Column("chosen", is_numeric=False), Column("A (%)"), Column("trials"), Column("others", is_numeric=False)]
     note = (
         "Tried on the classes of the base task alone and evaluated on images held out of their training data: neither "
-        "test images nor later classes had an influence. What is not in this table is as the recipe sets it."
+        "test images nor later classes had an influence. Chosen is the best of the trials that are finished. What is "
+        "not in this table is as the grid sets it."
     )
     return Table("search", folder.resolve().name, heads, rows, [note])
 
