@@ -171,6 +171,17 @@ def test_runs_on_features_of_a_frozen_backbone_share_no_phase(tmp_path, monkeypa
     assert not entries(tmp_path / "phases")
 
 
+class Strange(torch.nn.Identity):
+    """A layer of somebody else's package."""
+
+
+def test_networks_of_other_packages_share_no_phase(sharing, tmp_path):
+    made = sharing("fine")
+    made.method.solver.backbone.stages[0].append(Strange())
+    made.learn(0)
+    assert not entries(tmp_path / "phases")
+
+
 def held(folder, key):
     """Hold the lock of a phase in a thread until an event is set."""
     ready, release = threading.Event(), threading.Event()

@@ -23,6 +23,8 @@ from etag.data.images import content_keys
 from etag.engine.runtime import Runtime
 from etag.learner.tensors import UNREADABLE, TensorFiles, to_bytes
 
+OWN = ("etag.", "torch.")  # modules whose code the key has
+
 
 @dataclass(frozen=True)
 class SharedPhase:
@@ -83,6 +85,8 @@ class SharedPhases:
             return None
         if not isinstance(batches, ImageBatches) or batches.images.holds_features:
             return None
+        if not all(type(part).__module__.startswith(OWN) for part in phase.module.modules()):
+            return None  # what networks of plug-ins and of other packages compute is not in the key
         names = {id(parameter): name for name, parameter in phase.module.named_parameters()}
         runtime = self._runtime.options
         facts = [

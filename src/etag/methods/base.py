@@ -353,7 +353,6 @@ class Method(ABC, Generic[OptionsT]):
             training=training,
             batch_norm=batch_norm,
             compilable=objective.compilable,
-            # only base tasks are alike; the network's options say what its weights do not
             identity=objective.identity and f"{objective.identity} {c.model!r}" if len(self.task_sizes) == 1 else None,
             validation=None
             if held_out is None
@@ -364,12 +363,10 @@ class Method(ABC, Generic[OptionsT]):
         self, name: str, images: ImageSet, augmented_passes: int = 0, size: int | None = None
     ) -> DataPass:
         """The work of computing the solver's features of images, in their order: in one pass over them without
-        augmentation, or in `augmented_passes` passes with it. Images that are features already are never augmented, so
-        one pass has everything. `size` is that of the batches."""
-        if images.holds_features:
-            augmented_passes = 0
-        batches = self.pass_batches(name, images, augmented_passes > 0, size)
-        return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, augmented_passes))
+        augmentation, or in `augmented_passes` passes with it. `size` is that of the batches."""
+        passes = 0 if images.holds_features else augmented_passes  # features are not augmented: they would be copies
+        batches = self.pass_batches(name, images, passes > 0, size)
+        return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, passes))
 
     def pass_batches(self, name: str, images: ImageSet, augment: bool = False, size: int | None = None) -> ImageBatches:
         """Batches of images in the order of the data; of `pass_size` images by default."""
