@@ -79,8 +79,10 @@ def task_sizes(classes_per_task: Sequence[int]) -> str:
     return " + ".join(f"{count} × {size}" if count > 1 else str(size) for count, size in runs)
 
 
-def listing(words: Sequence[str]) -> str:
-    """Words as a sentence lists them: a, b and c."""
+def listing(words: Sequence[str], named: int | None = None) -> str:
+    """Words as a sentence lists them: a, b and c. Of many, only the first `named` and the number of the others."""
+    if named is not None and len(words) > named + 1:
+        words = [*words[:named], f"{len(words) - named} others"]
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -42,7 +42,7 @@ def check_equal(name: str, runs: Iterable[tuple[str, RunConfig, Collection[str]]
         for method, values in by_method.items():
             by_value.setdefault(" and ".join(sorted(values))[:MAX_VALUE], []).append(method)
         if len(set(map(frozenset, by_method.values()))) > 1:
-            told = "; ".join(f"{value} for {_some(methods)}" for value, methods in by_value.items())
+            told = "; ".join(f"{value} for {listing(methods, NAMED)}" for value, methods in by_value.items())
             raise EtagError(
                 f"the grid '{name}' compares methods on {group} that are not trained alike: {option} is {told}. Give "
                 "all methods the same, or make the difference a variant with a name of its own."
@@ -51,17 +51,12 @@ def check_equal(name: str, runs: Iterable[tuple[str, RunConfig, Collection[str]]
 
 def check_equal_search(name: str, trials: Counter[str]) -> None:
     """Raise an error if some methods have more trials than others."""
-    by_number: dict[int, dict[str, None]] = {}
+    by_number: dict[int, list[str]] = {}
     for method, number in trials.items():
-        by_number.setdefault(number, {})[method] = None
+        by_number.setdefault(number, []).append(method)
     if len(by_number) > 1:
-        told = "; ".join(f"{number} for {_some(methods)}" for number, methods in sorted(by_number.items()))
+        told = "; ".join(f"{number} for {listing(methods, NAMED)}" for number, methods in sorted(by_number.items()))
         raise EtagError(
             f"the grid '{name}' searches settings with different numbers of trials: {told}. Give every method the same "
             "number, under 'search'."
         )
-
-
-def _some(methods: Iterable[str]) -> str:
-    names = list(methods)
-    return listing(names if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} others"])

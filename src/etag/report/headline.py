@@ -29,15 +29,11 @@ def _leader(rivals: list[MethodRuns]) -> str:
         return f"{best.title} is ahead of every other method: it reaches {_reached(best)}{_distance(*compared[0])}."
     highest = f"{best.title} has the highest A, {_reached(best)}"
     if not equal:
-        return f"{highest}, but two or more shared seeds are needed to say whether it is better than {_some(unknown)}."
+        needed = "two or more shared seeds are needed to say whether it is better than"
+        return f"{highest}, but {needed} {listing(unknown, NAMED)}."
     why = f"the 95 % interval of its difference to {'each of them' if len(equal) > 1 else equal[0]} includes zero"
-    more = f" (too few shared seeds to compare it with {_some(unknown)})" if unknown else ""
-    return f"{highest}, but it is not clearly better than {_some(equal)}: {why}{more}."
-
-
-def _some(titles: list[str]) -> str:
-    """The titles, or the first of them and the number of the others if there are many."""
-    return listing(titles if len(titles) <= NAMED + 1 else [*titles[:NAMED], f"{len(titles) - NAMED} others"])
+    more = f" (too few shared seeds to compare it with {listing(unknown, NAMED)})" if unknown else ""
+    return f"{highest}, but it is not clearly better than {listing(equal, NAMED)}: {why}{more}."
 
 
 def _distance(title: str, difference: Paired | None) -> str:
