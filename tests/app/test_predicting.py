@@ -131,3 +131,17 @@ def test_probabilities_do_not_depend_on_the_batch(learned):
     torch.testing.assert_close(together.sum(1), torch.ones(9))
     apart = torch.cat([predict_pixels(classifier, about, row[None])[0] for row in pixels])
     torch.testing.assert_close(apart, together, rtol=1e-4, atol=1e-6)
+
+
+def test_features_are_computed_in_the_precision_of_the_device(learned, monkeypatch):
+    classifier, about = ModelDirectory(learned).load_classifier()
+    pixels = torch.randint(0, 256, (9, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    seen = []
+    classifier.backbone.register_forward_hook(lambda *given: seen.append(given[-1].dtype))
+    exact, _ = predict_pixels(classifier, about, pixels)
+    monkeypatch.setenv("ETAG_PRECISION", "bf16-mixed")
+    found, familiarity = predict_pixels(classifier, about, pixels)
+    assert seen == [torch.float32, torch.bfloat16]
+    assert found.dtype == familiarity.dtype == torch.float32
+    torch.testing.assert_close(found.sum(1), torch.ones(9))
+    assert 0 < (found - exact).abs().max() < 0.1

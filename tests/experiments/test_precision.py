@@ -13,7 +13,7 @@ from etag.core.random import Draws, Stream
 from etag.core.work import Batch
 from etag.data.scenario import build_scenario
 from etag.engine import runtime
-from etag.engine.runtime import resolve_precision
+from etag.engine.runtime import resolve_precision, resolve_runtime
 from etag.engine.threads import ThreadChoice
 from etag.evaluation.evaluate import predictions_pass
 from etag.experiments.run import run
@@ -61,6 +61,20 @@ def test_the_environment_says_what_auto_means(processor, monkeypatch):
     monkeypatch.setenv("ETAG_PRECISION", "half")
     with pytest.raises(EtagError, match=r"^ETAG_PRECISION='half' is not a precision: set 32-true, bf16-mixed or"):
         chosen()
+
+
+def test_a_precision_that_was_chosen_for_the_user_is_printed(processor):
+    def printed(**options):
+        lines = []
+        resolve_runtime(RuntimeOptions(threads=1, **options), print_line=lines.append)
+        return lines
+
+    processor(True)
+    assert RuntimeOptions().precision == "auto"
+    assert printed() == ["computing in bf16-mixed; --set runtime.precision=32-true computes in float32."]
+    assert printed(precision="bf16-mixed") == []
+    processor(False)
+    assert printed() == []
 
 
 def test_a_resumed_run_computes_with_as_many_threads_as_before(small, tmp_path, monkeypatch):

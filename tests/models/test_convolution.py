@@ -140,3 +140,58 @@ def test_gradients_have_the_layout_of_the_maps(work):
     (expected,) = torch.autograd.grad(plain, x, torch.ones_like(plain))
     torch.testing.assert_close(found, expected)
     assert layouts == [True]
+
+
+def few_pixels(kernel, stride, bias, dtype=torch.bfloat16):
+    """Inputs, kernel and perhaps bias of a convolution whose maps have few pixels; they need gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(6, 8, 5, 4), (12, 8, *kernel), *([(12,)] if bias else [])]
+    given = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    given[0] = given[0].to(memory_format=torch.channels_last)
+    return [tensor.requires_grad_() for tensor in given]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kernel", "stride"), [((3, 3), (2, 2)), ((1, 1), (2, 2)), ((3, 1), (2, 1)), ((5, 5), (1, 2))])
+def test_gradients_of_few_pixels_equal_the_usual_ones(monkeypatch, kernel, stride, bias):
+    """In bfloat16 the kernel's gradient is a matrix product. It is closer to the exact one than its rounding."""
+    calls, original = [], module._seen
+    monkeypatch.setattr(module, "_seen", lambda *given: calls.append(0) or original(*given))
+    given, padding = few_pixels(kernel, stride, bias), [side // 2 for side in kernel]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module.convolved(*given, *([] if bias else [None]), stride, padding, 1)
+    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    expected = functional.conv2d(*exact, stride=stride, padding=padding)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+    of_maps = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for name, ours, plain in zip(
+        ("x", "weight", "bias"),
+        torch.autograd.grad(found, given, of_maps),
+        torch.autograd.grad(expected, exact, of_maps.double()),
+        strict=False,
+    ):
+        assert (ours - plain).abs().max() < 1e-2 * plain.abs().max(), name
+    assert len(calls) == 1
+
+
+def test_gradients_of_few_pixels_reach_a_kernel_in_single_precision():
+    """Under autocast the parameters stay in float32, and so do their gradients."""
+    layer, x = ConvNorm(8, 12, 3, 2).train(), maps(8, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer.convolved(x).sum().backward()
+    expected = torch.autograd.grad(functional.conv2d(x, layer[0].weight, None, 2, 1).sum(), layer[0].weight)[0]
+    assert layer[0].weight.grad.dtype == x.grad.dtype == torch.float32
+    assert (layer[0].weight.grad - expected).abs().max() < 2e-2 * expected.abs().max()
+
+
+def test_larger_maps_other_precisions_and_groups_have_the_gradients_of_pytorch(monkeypatch):
+    monkeypatch.setattr(module, "_FewPixels", None)  # would be an error if it were used
+    for side, groups, dtype in ((9, 1, torch.bfloat16), (3, 1, torch.float32), (3, 8, torch.bfloat16)):
+        x, weight = torch.randn(2, 8, side, side, dtype=dtype), torch.randn(8, 8 // groups, 3, 3, dtype=dtype)
+        module.convolved(x, weight.requires_grad_(), None, (1, 1), (1, 1), groups).sum().backward()
+        assert weight.grad is not None
+    with torch.no_grad():
+        module.convolved(
+            torch.randn(2, 8, 3, 3).bfloat16(), torch.randn(8, 8, 3, 3).bfloat16(), None, (1, 1), (1, 1), 1
+        )

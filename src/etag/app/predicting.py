@@ -9,7 +9,9 @@ from torch import Tensor
 
 from etag.core.errors import EtagError
 from etag.core.memory import images_at_a_time, reuse_freed_memory
+from etag.core.precision import at_least_single
 from etag.data.images import FileImages, unreadable_reason
+from etag.engine.runtime import autocast
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
 
@@ -29,11 +31,14 @@ class Prediction:
 @torch.inference_mode()
 def predict_pixels(classifier: Classifier, about: ModelInfo, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """For uint8 images of the model's size: probabilities, one row per image and one column per class, and how familiar
-    each image is."""
+    each image is. Features are computed in bfloat16 where the device has units for it."""
     reuse_freed_memory()
     device = next(classifier.parameters()).device
-    split = torch.split(pixels, images_at_a_time(BATCH, about.preprocess.size, device))
-    pieces = [classifier.predict(about.preprocess.centered(piece.to(device))) for piece in split]
+    pieces = []
+    for piece in torch.split(pixels, images_at_a_time(BATCH, about.preprocess.size, device)):
+        with autocast(device):
+            features = classifier.backbone(about.preprocess.centered(piece.to(device)))
+        pieces.append(classifier.predict_from(at_least_single(features)))
     scores, familiarity = (torch.cat(found).cpu() for found in zip(*pieces, strict=True))
     return scores.exp(), familiarity
 

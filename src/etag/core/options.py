@@ -132,7 +132,7 @@ class RuntimeOptions(Options):
     devices: PositiveInt = Field(1, description="processes per machine, one per device; torchrun overrides it")
     num_nodes: PositiveInt = Field(1, description="number of machines")
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = Field(
-        "32-true",
+        "auto",
         description="float32, or mixed with bfloat16 or float16; auto: bfloat16 if the processor or GPU has units for "
         "it, else float32; $ETAG_PRECISION sets what auto means",
     )

@@ -1,5 +1,6 @@
 """Devices, precision and processes, through Lightning Fabric."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,8 +84,10 @@ def resolve_runtime(
     options: RuntimeOptions, recorded: RuntimeOptions | None = None, print_line: Callable[[str], None] | None = None
 ) -> RuntimeOptions:
     """The options with a precision that is not `auto` and, on a CPU, a number of threads: those that were recorded when
-    the work began, else what suits this machine. What was measured is printed."""
-    options = resolve_precision(options, recorded.precision if recorded else None)
+    the work began, else what suits this machine. What was chosen is printed."""
+    asked, options = options.precision, resolve_precision(options, recorded.precision if recorded else None)
+    if print_line is not None and asked == "auto" and options.precision != "32-true":
+        print_line(f"computing in {options.precision}; --set runtime.precision=32-true computes in float32.")
     if options.threads is not None or options.devices > 1 or uses_gpu(options.accelerator):
         return options
     if recorded is not None and recorded.threads is not None:
@@ -107,6 +110,13 @@ def resolve_precision(options: RuntimeOptions, recorded: str | None = None) -> R
         return RuntimeOptions.model_validate(options.model_dump() | {"precision": chosen})
     except ValidationError:
         raise EtagError(f"ETAG_PRECISION={chosen!r} is not a precision: set 32-true, bf16-mixed or 16-mixed.") from None
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """The precision that `auto` means on a device, for work outside of an engine: a context manager."""
+    precision = resolve_precision(RuntimeOptions(accelerator=device.type, precision="auto")).precision
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "32-true")
 
 
 def uses_gpu(accelerator: str) -> bool:
@@ -141,12 +151,13 @@ def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strat
     devices, nodes = _processes(options)
     if devices * nodes > 1 and strategy == "auto":
         strategy = "ddp"
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it would say, etag says
     fabric = Fabric(
         accelerator=options.accelerator,
         devices=devices,
         num_nodes=nodes,
         strategy=strategy,
-        precision=None if options.precision == "auto" else options.precision,
+        precision=None if options.precision == "auto" else options.precision,  # never auto: for mypy
     )
     fabric.launch(_Entry(work, options, args))
 

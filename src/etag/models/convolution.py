@@ -1,5 +1,6 @@
 """Convolutions that are fast on a CPU: with their activation in one step where no gradient is needed, because the other
-passes over the maps take about as long as the convolution itself; and gradients in the layout of the maps."""
+passes over the maps take about as long as the convolution itself; with gradients in the layout of the maps; and, in
+bfloat16, with the gradient of the kernel as a matrix product where a map has few pixels."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -17,6 +18,8 @@ NAMES: dict[Activation | None, tuple[str, list[float]]] = {
     "relu6": ("hardtanh", [0.0, 6.0]),
 }
 
+FEW_PIXELS = 16  # of a map, with which a matrix product is faster than oneDNN in bfloat16
+
 
 def activated(maps: Tensor, activation: Activation | None) -> Tensor:
     """Return maps after an activation; they are overwritten."""
@@ -33,9 +36,65 @@ def convolution(
     padding = [(side - 1) // 2 for side in weight.shape[2:]]
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias))
     if x.device.type != "cpu" or needs_gradient or torch.compiler.is_compiling() or not _can_fuse(_dtype(x)):
-        return activated(functional.conv2d(x, weight, bias, stride, padding, 1, groups), activation)
+        return activated(convolved(x, weight, bias, stride, padding, groups), activation)
     x, weight, bias = (tensor.to(_dtype(x)) for tensor in (x, weight, bias))
     return _fused(x, weight, bias, stride, padding, groups, activation)
+
+
+def convolved(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], groups: int
+) -> Tensor:
+    """Return the convolution of `x`, as PyTorch's `conv2d` with other gradients of the kernel in bfloat16."""
+    pixels = 1
+    for side, kernel, step, zeros in zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True):
+        pixels *= (side + 2 * zeros - kernel) // step + 1
+    few = groups == 1 and pixels <= FEW_PIXELS and x.device.type == "cpu" and _dtype(x) == torch.bfloat16
+    if not few or not torch.is_grad_enabled() or not weight.requires_grad or torch.compiler.is_compiling():
+        return functional.conv2d(x, weight, bias, list(stride), list(padding), 1, groups)
+    half = [None if tensor is None else tensor.to(torch.bfloat16) for tensor in (x, weight, bias)]
+    maps: Tensor = _FewPixels.apply(*half, stride, padding)  # type: ignore[no-untyped-call]
+    return maps
+
+
+class _FewPixels(torch.autograd.Function):
+    """A convolution whose output has few pixels. The gradient of its kernel is the product of two matrices: of the
+    outputs' gradient, and of the inputs that each output has seen. oneDNN takes three to six times as long for it."""
+
+    generate_vmap_rule = True  # so that it works with the transforms of torch.func
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+    ) -> Tensor:
+        return functional.conv2d(x, weight, bias, list(stride), list(padding))
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        x, weight, _, context.stride, context.padding = inputs
+        context.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
+        (gradient,), (x, weight) = gradients, context.saved_tensors
+        of_x, of_bias = None, None
+        if context.needs_input_grad[0]:
+            sizes = (context.stride, context.padding, [1, 1], False, [0, 0], 1)
+            only_x = [True, False, False]
+            of_x = torch.ops.aten.convolution_backward(gradient, x, weight, None, *sizes, only_x)[0]
+        if context.needs_input_grad[2]:
+            of_bias = gradient.sum((0, 2, 3))
+        rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
+        seen = _seen(x, weight.shape[2:], context.stride, context.padding)
+        of_weight = (rows.t() @ seen).view(weight.shape[0], *weight.shape[2:], weight.shape[1])
+        return of_x, of_weight.permute(0, 3, 1, 2), of_bias, None, None
+
+
+def _seen(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+    """The inputs that a kernel sees: one row per image and pixel of the output, one column per row, column and channel
+    of the kernel."""
+    maps = functional.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))
+    windows = maps.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
+    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(0, 2)
 
 
 class _ChannelsLastGradient(torch.autograd.Function):

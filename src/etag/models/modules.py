@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from torch import Tensor, nn
 from torch.nn import functional
 
-from etag.models.convolution import Activation, activated, convolution, zero_padded
+from etag.models.convolution import Activation, activated, convolution, convolved, zero_padded
 
 M = TypeVar("M", bound=nn.Module)
 BatchNorm = nn.modules.batchnorm._BatchNorm  # base class of BatchNorm1d, 2d and 3d
@@ -71,7 +71,8 @@ class ConvNorm(nn.Sequential):
         """Return the map after the convolution alone."""
         conv = cast(nn.Conv2d, self[0])
         if conv.groups == 1 or min(x.shape[2:]) >= conv.kernel_size[0]:
-            return cast(Tensor, conv(x))
+            padding = cast(tuple[int, ...], conv.padding)
+            return convolved(x, conv.weight, None, conv.stride, padding, conv.groups)
         # the gradient of filters that are larger than the map takes PyTorch five times as long with its own padding
         zeros = conv.kernel_size[0] // 2
         return functional.conv2d(zero_padded(x, [zeros] * 4), conv.weight, None, conv.stride, 0, 1, conv.groups)

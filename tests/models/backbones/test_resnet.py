@@ -100,3 +100,17 @@ def test_maps_are_not_negative(stem, disturb):
     network = disturb(build_solver(ModelOptions(width=2, stem=stem), HeadOptions(), 3, 32, Stream.root(0))).eval()
     outputs = network(torch.randn(2, 3, 32, 32, generator=Stream.root(0).torch_generator("x")), Need.STAGES)
     assert all(maps.min() == 0 for maps in outputs.stages)
+
+
+@pytest.mark.parametrize("side", [6, 7])
+def test_the_gradient_of_a_shortcut_has_the_layout_of_the_maps(side):
+    """In bfloat16, adding a gradient of another layout takes fifteen times as long."""
+    block = BasicBlock(4, 8, 2).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, side, side).to(memory_format=torch.channels_last).requires_grad_()
+    seen = []
+    block.shortcut.register_forward_hook(lambda _, given, output: seen.extend([given[0], output]))
+    block(x)
+    taken, shortcut = seen
+    assert torch.equal(taken, x[:, :, ::2, ::2])
+    (gradient,) = torch.autograd.grad(shortcut.sum(), x)
+    assert gradient.is_contiguous(memory_format=torch.channels_last)
