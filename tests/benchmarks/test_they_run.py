@@ -53,6 +53,24 @@ def test_precision(words):
 
 
 @pytest.mark.slow
+def test_whole_runs_are_paired_by_seed_and_not_repeated(tmp_path):
+    words = ["--recipe", "digits", "--methods", "fine", "--set", "train.epochs=1", "--seeds", 2, "--store", tmp_path]
+    (row,) = rows = table("whole_runs.py", *words, tiny=[], rounds=False)
+    assert row["run"] == "fine, bf16: digits train.epochs=1, 2 seeds"
+    assert len(list(tmp_path.glob("fine-*-seed?/metrics.json"))) == 4
+    assert table("whole_runs.py", *words, tiny=[], rounds=False) == rows
+
+
+def test_a_difference_has_students_interval(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from whole_runs import compared
+
+    rows = compared("x", [(51.0, 50.0), (53.0, 50.0)], [(50.0, 100.0), (50.0, 75.0)])
+    assert rows["difference (95 % interval)"] == "+2.00 (-10.71 to +14.71)"  # quantile 12.706, standard error 1
+    assert rows["time, float32 / this one: mean (by seed)"] == "1.75 (2.00, 1.50)"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fine", "ewc", "lwf", "lucir"])
 def test_peers_have_the_same_losses(method):
     rows = table("peers.py", "--methods", method, "--images", 64, "--batch", 16, tiny=[])
