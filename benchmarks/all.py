@@ -4,7 +4,7 @@
 
 Without names all are run, which takes two hours: leave the machine alone. Each table replaces what is between the
 markers `<!-- NAME -->` and `<!-- end -->` of the page, together with the command, the machine, the date, the commit and
-the version of PyTorch. FOLDER holds `cifar100` and `imagenet-mini`, for the benchmarks that need images. `--quick` runs
+the version of PyTorch. FOLDER holds the data sets of the benchmarks that need images. `--quick` runs
 tiny settings and prints the tables instead: their figures mean nothing.
 """
 
@@ -30,6 +30,7 @@ BENCHMARKS = {  # by name: the options of every run, whose rows make one table, 
     "engine_overhead": (["", "--size 8 --images 512 --rounds 9"], f"{TINY} --images 16"),
     "checkpoints": (["--rounds 3", "--width 16 --size 16 --batch 24"], TINY),
     "features": ([""], "--images 8 --size 32 --rounds 1"),
+    "alternatives": (["{data}/flowers12"], "{data}/flowers12 --size 32 --images 12 --rounds 1"),
     "learning": ([""], "--images 40 --size 32 --rounds 1"),
     "exact_mode": (["", "--width 16", "--width 16 --task 0"], f"{TINY} --images 16"),
     "precision": (
@@ -55,7 +56,12 @@ BENCHMARKS = {  # by name: the options of every run, whose rows make one table, 
         "{data}/imagenet-mini --method fine --width 4 --size 16 --rounds 1",
     ),
 }
-NEEDED = {"learning": "cifar100", "whole_runs": "cifar100", "decoding": "imagenet-mini"}  # data
+NEEDED = {
+    "alternatives": "flowers12",
+    "learning": "cifar100",
+    "whole_runs": "cifar100",
+    "decoding": "imagenet-mini",
+}  # data
 
 
 def replaced(page: str, name: str, block: str) -> str:

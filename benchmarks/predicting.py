@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/predicting.py [--images 10000] [--size 32] [--width 16] [--rounds 3]
 
 A model with an untrained network predicts images in memory (uint8 to calibrated probabilities), against the backbone
-alone on float tensors; the same images as files, against decoding them without predicting. All four take turns.
+alone on float tensors in the same precision; the same images as files, against decoding them without predicting. All
+four take turns.
 """
 
 import tempfile
@@ -17,6 +18,7 @@ from PIL import Image
 from etag.app.lessons import first_lesson
 from etag.app.predicting import BATCH, predict_files, predict_pixels, unlabeled_images
 from etag.core.random import Placement
+from etag.engine.runtime import autocast
 from etag.learner.config import create_method
 from measure import alternate, conditions, parser, print_table, row
 
@@ -34,9 +36,10 @@ def main() -> None:
 
     @torch.inference_mode()
     def bare() -> None:
-        for piece in torch.split(inputs, BATCH):
-            for stage in method.solver.backbone.stages:
-                piece = stage(piece)
+        with autocast(inputs.device):
+            for piece in torch.split(inputs, BATCH):
+                for stage in method.solver.backbone.stages:
+                    piece = stage(piece)
 
     with tempfile.TemporaryDirectory() as home:
         files = [str(Path(home) / f"{place}.png") for place in range(options.images)]

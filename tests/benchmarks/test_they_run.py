@@ -101,6 +101,14 @@ def test_features():
 
 
 @pytest.mark.slow
+def test_alternatives_predict_alike(shared_data):
+    (row,) = table("alternatives.py", shared_data / "flowers12", "--size", 64, "--images", 48, tiny=[])
+    accuracies = [float(row[f"{name}, accuracy"].removesuffix(" %")) for name in ("etag", "ONNX Runtime")]
+    assert min(accuracies) > 50
+    assert abs(accuracies[0] - accuracies[1]) < 5
+
+
+@pytest.mark.slow
 def test_learning(shared_data, monkeypatch):
     monkeypatch.setenv("ETAG_DATA", str(shared_data))
     (row,) = table("learning.py", "--images", 40, "--size", 32, tiny=[])
