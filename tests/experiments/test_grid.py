@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -377,6 +378,17 @@ def waiting_and_done(tmp_path, seeds, seconds):
     for run, taken in zip(runs, seconds, strict=False):
         whole.runs[run.name] = RunStatus(run, "done", seconds=taken)
     return whole
+
+
+def test_runs_that_would_wait_for_each_others_features_do_not_start_together(tmp_path):
+    whole, started = waiting_and_done(tmp_path, 4, []), []
+    for status, weights in zip(whole.runs.values(), ["a.pth", "a.pth", "b.pth", "a.pth"], strict=True):
+        model = status.run.config.model.model_copy(update={"weights": weights})
+        status.run = replace(status.run, config=status.run.config.model_copy(update={"model": model}))
+    while status := whole._next():
+        started.append(list(whole.runs.values()).index(status))
+        status.state = "running"
+    assert started == [0, 2, 1, 3], "those with other weights first, and none is left out"
 
 
 @pytest.mark.slow

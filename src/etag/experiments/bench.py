@@ -103,7 +103,7 @@ class Bench:
                 self._plan()
                 workers.check([status.run for status in self._in_state("waiting")])
                 while jobs or self._in_state("waiting"):
-                    for status in self._in_state("waiting")[: workers.slots - len(jobs)]:
+                    while len(jobs) < workers.slots and (status := self._next()):
                         jobs[status.run.name] = workers.start(status.run, self.store / status.run.name)
                         status.state, status.started = "running", time.monotonic()
                     if self._poll(jobs):
@@ -188,6 +188,13 @@ class Bench:
             except EtagError as error:
                 return RunStatus(run, "failed", str(error))
         return RunStatus(run)
+
+    def _next(self) -> RunStatus | None:
+        """The run to start: the first one, but those whose weights a running one has come later, as they would wait
+        until it has computed the features that both need."""
+        used = {status.run.config.model.weights for status in self._in_state("running")} - {None}
+        waiting = self._in_state("waiting")
+        return min(waiting, key=lambda status: status.run.config.model.weights in used, default=None)
 
     def _in_state(self, *states: State) -> list[RunStatus]:
         return [status for status in self.runs.values() if status.state in states]
