@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.runs import small_config
+
+from etag.experiments.run import run
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--width", "4", "--batch", "8"]
@@ -77,6 +80,21 @@ def test_peers_have_the_same_losses(method):
     assert [row["setting"].split(", ")[:2] for row in rows] == [[method, "base task"], [method, "later task"]]
     assert all(float(row["losses differ by"]) < 1e-4 for row in rows)
     assert all("time, usual / etag: minima (medians)" in row for row in rows)
+
+
+def test_where_accuracy_goes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from diagnosis import row
+
+    metrics = {name: run(small_config(name), tmp_path / name) for name in ("etag", "ridge")}
+    etag, ridge = row(tmp_path / "etag"), row(tmp_path / "ridge")
+    assert float(etag["all"]) == pytest.approx(100 * metrics["etag"]["step_accuracy_weighted"][-1], abs=0.01)
+    matrix = metrics["etag"]["accuracy_matrix"]
+    assert float(etag["later tasks, when learned"]) == pytest.approx(50 * (matrix[1][1] + matrix[2][2]), abs=0.01)
+    assert float(etag["probe, real features"]) > 50  # chance is 25
+    assert 0 < float(etag["probe, generated features"]) < float(etag["probe, real features"])
+    assert ridge["probe, real features"] == ridge["all"], "ridge loses nothing by increments"
+    assert ridge["probe, generated features"] == ""
 
 
 @pytest.mark.slow
