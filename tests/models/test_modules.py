@@ -2,7 +2,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from etag.core.random import Stream
@@ -210,6 +210,22 @@ def test_frozen_statistics_are_used_and_not_changed(all_parts):
     output_and_gradients(layer, layer)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
     torch.testing.assert_close(layer(MAPS)[:1], first)  # a row does not depend on the others
+
+
+def test_a_layer_that_does_not_change_is_folded_once_for_each_precision(monkeypatch):
+    layer, maps, folded = conv_norm(4, 6, 3).float().eval(), MAPS.float(), []
+    original = Tensor.rsqrt
+    monkeypatch.setattr(Tensor, "rsqrt", lambda variance: folded.append(variance) or original(variance))
+    expected = layer(maps)
+    layer.fold_once()
+    assert [torch.equal(layer(maps), expected) for _ in range(3)] == [True] * 3
+    with torch.autocast("cpu", torch.bfloat16):
+        half = [layer(maps) for _ in range(3)]
+    assert {maps.dtype for maps in half} == {torch.bfloat16}
+    torch.testing.assert_close(half[-1].float(), expected, rtol=0.1, atol=0.2)
+    assert len(folded) == 3  # before, and once in each precision
+    assert torch.equal(layer(maps), expected)
+    assert deepcopy(layer).train()(maps).dtype == torch.float32
 
 
 def test_conv_norm_has_the_tensor_names_of_a_sequential_module():

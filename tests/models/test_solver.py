@@ -10,6 +10,7 @@ from etag.core.work import Batch
 from etag.data.views import ROTATIONS
 from etag.models.backbone import BACKBONES, ModelOptions
 from etag.models.heads import HeadOptions
+from etag.models.modules import ConvNorm
 from etag.models.solver import FeatureCollector, Frozen, Teacher, build_solver
 
 STREAM = Stream.root(0)
@@ -138,6 +139,18 @@ def test_logits_are_the_same_whether_or_not_views_are_looked_at(need, show):
     made = solver(4).eval()
     plain = made(IMAGES, Need.LOGITS).logits
     torch.testing.assert_close(made(show(IMAGES), Need.LOGITS | need).logits, plain)
+
+
+def test_the_gradient_of_maps_that_lose_their_other_views_has_their_layout():
+    """In bfloat16, computing with a gradient of another layout takes many times as long."""
+    network, gradients = solver().eval().to(memory_format=torch.channels_last), []
+    network.backbone.stages[-2].register_full_backward_hook(lambda _, __, given: gradients.append(given[0]))
+    views = Views(torch.cat([IMAGES, IMAGES.flip(3)]).to(memory_format=torch.channels_last), len(IMAGES))
+    outputs = network(views, Need.LOGITS)
+    outputs.logits.sum().backward()
+    (gradient,) = gradients
+    assert len(gradient) == len(views.inputs)
+    assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_images_alone_may_be_given_as_they_are():
@@ -468,6 +481,16 @@ def test_a_teacher_does_not_learn_with_the_student():
     assert not torch.equal(student.eval()(IMAGES, Need.LOGITS).logits, before)
     assert torch.equal(teacher.targets(IMAGES, Need.LOGITS).logits, before)
     assert student.head.blocks[0].weight.requires_grad
+
+
+def test_a_teacher_folds_its_convolutions_once():
+    student, folded = solver(), lambda network: [part for part in network.modules() if getattr(part, "_kept", None)]
+    teacher = Teacher(student)
+    first = teacher.targets(IMAGES, Need.LOGITS).logits
+    assert len(folded(teacher)) == sum(isinstance(part, ConvNorm) for part in student.backbone.modules()) > 0
+    assert torch.equal(teacher.targets(IMAGES, Need.LOGITS).logits, first)
+    student.eval()(IMAGES, Need.LOGITS)
+    assert folded(student) == []
 
 
 def test_freezing_copies_any_network():

@@ -35,9 +35,9 @@ def convolution(
     return a map of the same size; an even kernel sees one row and column more at the end than at the beginning."""
     padding = [(side - 1) // 2 for side in weight.shape[2:]]
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias))
-    if x.device.type != "cpu" or needs_gradient or torch.compiler.is_compiling() or not _can_fuse(_dtype(x)):
+    if x.device.type != "cpu" or needs_gradient or torch.compiler.is_compiling() or not _can_fuse(computed_dtype(x)):
         return activated(convolved(x, weight, bias, stride, padding, groups), activation)
-    x, weight, bias = (tensor.to(_dtype(x)) for tensor in (x, weight, bias))
+    x, weight, bias = (tensor.to(computed_dtype(x)) for tensor in (x, weight, bias))
     return _fused(x, weight, bias, stride, padding, groups, activation)
 
 
@@ -48,7 +48,7 @@ def convolved(
     pixels = 1
     for side, kernel, step, zeros in zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True):
         pixels *= (side + 2 * zeros - kernel) // step + 1
-    few = groups == 1 and pixels <= FEW_PIXELS and x.device.type == "cpu" and _dtype(x) == torch.bfloat16
+    few = groups == 1 and pixels <= FEW_PIXELS and x.device.type == "cpu" and computed_dtype(x) == torch.bfloat16
     if not few or not torch.is_grad_enabled() or not weight.requires_grad or torch.compiler.is_compiling():
         return functional.conv2d(x, weight, bias, list(stride), list(padding), 1, groups)
     half = [None if tensor is None else tensor.to(torch.bfloat16) for tensor in (x, weight, bias)]
@@ -129,7 +129,12 @@ def zero_padded(maps: Tensor, zeros: Sequence[int]) -> Tensor:
     return functional.pad(with_channels_last_gradient(maps), list(zeros))
 
 
-def _dtype(x: Tensor) -> torch.dtype:
+def every_other(maps: Tensor, step: int) -> Tensor:
+    """Return every `step`-th row and column of maps, in the layout channels_last; so is the gradient."""
+    return maps.permute(0, 2, 3, 1)[:, ::step, ::step].contiguous().permute(0, 3, 1, 2)
+
+
+def computed_dtype(x: Tensor) -> torch.dtype:
     """What a convolution of `x` computes in."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
 

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from etag.models.convolution import Activation, activated, convolution, convolved, zero_padded
+from etag.models.convolution import Activation, activated, computed_dtype, convolution, convolved, zero_padded
 
 M = TypeVar("M", bound=nn.Module)
 BatchNorm = nn.modules.batchnorm._BatchNorm  # base class of BatchNorm1d, 2d and 3d
@@ -56,16 +57,32 @@ class ConvNorm(nn.Sequential):
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as He et al. (2016)
         super().__init__(conv, nn.BatchNorm2d(out, self.epsilon))
         self._activation = activation
+        self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] | None = None  # see `fold_once`
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized map, after the activation."""
         conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
         if norm.training or not self.folds:
             return activated(cast(Tensor, norm(self.convolved(x))), self._activation)
+        weight, bias = self._folded(x)
+        return convolution(x, self.placed(weight, x), bias, conv.stride, conv.groups, self._activation)
+
+    def fold_once(self) -> None:
+        """From now on the layer does not change: it is folded when it is first used, and not again."""
+        self._kept = {}
+
+    def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return kernel and bias of convolution and BatchNorm in one; if they are kept, in the precision for `x`."""
+        key = (x.device, computed_dtype(x))
+        if self._kept is not None and key in self._kept:
+            return self._kept[key]
+        conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
         mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
         scale = norm.weight * (variance + norm.eps).rsqrt()
         weight, bias = conv.weight * scale.view(-1, 1, 1, 1), norm.bias - mean * scale
-        return convolution(x, self.placed(weight, x), bias, conv.stride, conv.groups, self._activation)
+        if self._kept is not None:
+            weight, bias = self._kept[key] = weight.to(key[1]), bias.to(key[1])
+        return weight, bias
 
     def convolved(self, x: Tensor) -> Tensor:
         """Return the map after the convolution alone."""

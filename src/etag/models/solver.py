@@ -1,5 +1,6 @@
 """The solver: a backbone in stages, a head, and auxiliary classifiers while it is trained."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -15,7 +16,7 @@ from etag.core.work import Batch
 from etag.models.backbone import Backbone, ModelOptions, is_features, new_backbone, pooled
 from etag.models.heads import HeadOptions, LinearHead
 from etag.models.initial import build
-from etag.models.modules import Modules, uses_batch_statistics, without_tracking
+from etag.models.modules import ConvNorm, Modules, uses_batch_statistics, without_tracking
 
 
 class Auxiliary(nn.Module):
@@ -152,18 +153,22 @@ class _Rows:
     def images(self) -> Tensor:
         """The rows of the images; if they pass separately, the same tensor that enters the next stage."""
         first = self._tensors[0]
-        return first if first.shape[0] == self._image_count else first[: self._image_count]
+        if first.shape[0] == self._image_count:
+            return first
+        return _rows_of(first, lambda rows: rows[: self._image_count])
 
     @property
     def views(self) -> Tensor:
         """The rows that the auxiliaries see: images and other views, or those selected."""
         rows = self._tensors[0] if len(self._tensors) == 1 else torch.cat(self._tensors)
-        if self._selected is None:
-            return rows
-        if rows.ndim != 4:
-            return rows.index_select(0, self._selected)
-        # maps in channels_last order are copied as whole blocks of memory
-        return rows.permute(0, 2, 3, 1).index_select(0, self._selected).permute(0, 3, 1, 2)
+        selected = self._selected
+        return rows if selected is None else _rows_of(rows, lambda rows: rows.index_select(0, selected))
+
+
+def _rows_of(rows: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    """The rows that a function chooses. Maps are passed to it in the order that they have in memory, channels last: so
+    rows are copied as whole blocks, and gradients are in that order, too."""
+    return choose(rows) if rows.ndim != 4 else choose(rows.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 N = TypeVar("N", bound=nn.Module)
@@ -175,6 +180,9 @@ class Frozen(nn.Module, Generic[N]):
     def __init__(self, network: N) -> None:
         super().__init__()
         self.network: N = deepcopy(network).eval().requires_grad_(False)
+        for part in self.network.modules():
+            if isinstance(part, ConvNorm):
+                part.fold_once()
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
         """Do nothing: a frozen network stays in evaluation mode."""

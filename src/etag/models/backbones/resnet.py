@@ -3,9 +3,9 @@
 import re
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from etag.models.backbone import BACKBONES, Backbone, ModelOptions
+from etag.models.convolution import every_other
 from etag.models.modules import ConvNorm, Modules
 
 
@@ -22,9 +22,8 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output before the ReLU that follows."""
         # a 1x1 convolution of every other pixel equals the strided one; the strided one of oneDNN (PyTorch 2.13, CPU,
-        # channels_last, up to 8 channels at 64 px) writes out of bounds in the backward pass. Pooling with a window of
-        # one pixel takes every other pixel, too, and its gradient has the layout of the maps; that of a slice does not
-        shortcut: Tensor = self.shortcut(x if self.stride == 1 else functional.avg_pool2d(x, 1, self.stride))
+        # channels_last, up to 8 channels at 64 px) writes out of bounds in the backward pass
+        shortcut: Tensor = self.shortcut(x if self.stride == 1 else every_other(x, self.stride))
         direct: Tensor = self.second(self.first(x))
         return direct + shortcut
 
