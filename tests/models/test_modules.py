@@ -222,7 +222,7 @@ def test_a_layer_that_does_not_change_is_folded_once_for_each_precision(monkeypa
     with torch.autocast("cpu", torch.bfloat16):
         half = [layer(maps) for _ in range(3)]
     assert {maps.dtype for maps in half} == {torch.bfloat16}
-    torch.testing.assert_close(half[-1].float(), expected, rtol=0.1, atol=0.2)
+    assert (half[-1].float() - expected).norm() < 0.01 * expected.norm()
     assert len(folded) == 3  # before, and once in each precision
     assert torch.equal(layer(maps), expected)
     assert deepcopy(layer).train()(maps).dtype == torch.float32
