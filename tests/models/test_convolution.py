@@ -109,8 +109,8 @@ def test_a_folded_layer_equals_batchnorm_as_a_layer(activation):
         torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
-def maps(channels, side):
-    drawn = torch.randn(4, channels, side, side, generator=torch.Generator().manual_seed(0))
+def maps(channels, side, images=4):
+    drawn = torch.randn(images, channels, side, side, generator=torch.Generator().manual_seed(0))
     return drawn.to(memory_format=torch.channels_last).requires_grad_()
 
 
@@ -145,7 +145,7 @@ def test_gradients_have_the_layout_of_the_maps(work):
 def few_pixels(kernel, stride, bias, dtype=torch.bfloat16):
     """Inputs, kernel and perhaps bias of a convolution whose maps have few pixels; they need gradients."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(6, 8, 5, 4), (12, 8, *kernel), *([(12,)] if bias else [])]
+    shapes = [(16, 8, 5, 4), (12, 8, *kernel), *([(12,)] if bias else [])]
     given = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     given[0] = given[0].to(memory_format=torch.channels_last)
     return [tensor.requires_grad_() for tensor in given]
@@ -177,7 +177,7 @@ def test_gradients_of_few_pixels_equal_the_usual_ones(monkeypatch, kernel, strid
 
 def test_gradients_of_few_pixels_reach_a_kernel_in_single_precision():
     """Under autocast the parameters stay in float32, and so do their gradients."""
-    layer, x = ConvNorm(8, 12, 3, 2).train(), maps(8, 6)
+    layer, x = ConvNorm(8, 12, 3, 2).train(), maps(8, 6, images=16)
     with torch.autocast("cpu", torch.bfloat16):
         layer.convolved(x).sum().backward()
     expected = torch.autograd.grad(functional.conv2d(x, layer[0].weight, None, 2, 1).sum(), layer[0].weight)[0]
@@ -186,12 +186,39 @@ def test_gradients_of_few_pixels_reach_a_kernel_in_single_precision():
 
 
 def test_larger_maps_other_precisions_and_groups_have_the_gradients_of_pytorch(monkeypatch):
-    monkeypatch.setattr(module, "_FewPixels", None)  # would be an error if it were used
-    for side, groups, dtype in ((9, 1, torch.bfloat16), (3, 1, torch.float32), (3, 8, torch.bfloat16)):
-        x, weight = torch.randn(2, 8, side, side, dtype=dtype), torch.randn(8, 8 // groups, 3, 3, dtype=dtype)
+    monkeypatch.setattr(module, "_FewPixels", None)  # would be an error if they were used
+    monkeypatch.setattr(module, "_TinyMaps", None)
+    single, half = torch.float32, torch.bfloat16
+    for images, side, groups, dtype in ((20, 9, 1, half), (20, 2, 1, single), (20, 2, 8, half), (2, 2, 1, half)):
+        x, weight = torch.randn(images, 8, side, side, dtype=dtype), torch.randn(8, 8 // groups, 3, 3, dtype=dtype)
         module.convolved(x, weight.requires_grad_(), None, (1, 1), (1, 1), groups).sum().backward()
         assert weight.grad is not None
-    with torch.no_grad():
+    with torch.no_grad():  # only the gradient of the kernel is faster
         module.convolved(
-            torch.randn(2, 8, 3, 3).bfloat16(), torch.randn(8, 8, 3, 3).bfloat16(), None, (1, 1), (1, 1), 1
+            torch.randn(20, 8, 3, 3).bfloat16(), torch.randn(8, 8, 3, 3).bfloat16(), None, (1,) * 2, (1,) * 2, 1
         )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sides", [(2, 2), (1, 1), (1, 2), (2, 1)])
+def test_tiny_maps_have_the_usual_outputs_and_gradients(monkeypatch, sides, bias):
+    """In bfloat16 the convolution is a linear layer of all pixels. It is as close to the exact one as its rounding."""
+    calls, original, draw = [], module._all_to_all, torch.Generator().manual_seed(0)
+    monkeypatch.setattr(module, "_all_to_all", lambda *given: calls.append(0) or original(*given))
+    x, of_maps = (torch.randn(16, channels, *sides, generator=draw).bfloat16() for channels in (8, 12))
+    weight, shift = (torch.randn(shape, generator=draw) for shape in ((12, 8, 3, 3), (12,)))
+    given = [tensor.requires_grad_() for tensor in (x, weight, *([shift] if bias else []))]
+    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module.convolved(*given, *([] if bias else [None]), (1, 1), (1, 1), 1)
+        with torch.no_grad():
+            fused = convolution(x, weight, shift, (1, 1), 1, "relu")
+    expected = functional.conv2d(*exact, padding=1)
+    gradients = torch.autograd.grad(found, given, of_maps), torch.autograd.grad(expected, exact, of_maps.double())
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert [gradient.dtype for gradient in gradients[0]] == [tensor.dtype for tensor in given]
+    for ours, plain in ((found, expected), *zip(*gradients, strict=True)):
+        assert (ours - plain).abs().max() < 1e-2 * plain.abs().max()
+    plain = functional.conv2d(x.double(), weight.double(), shift.double(), padding=1).relu()
+    assert (fused - plain).abs().max() < 1e-2 * plain.abs().max()
+    assert len(calls) == 3  # forward, backward, and without gradient

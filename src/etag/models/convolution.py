@@ -1,10 +1,11 @@
 """Convolutions that are fast on a CPU: with their activation in one step where no gradient is needed, because the other
 passes over the maps take about as long as the convolution itself; with gradients in the layout of the maps; and, in
-bfloat16, with the gradient of the kernel as a matrix product where a map has few pixels."""
+bfloat16, as matrix products where a map has few pixels."""
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal
+from itertools import product
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ NAMES: dict[Activation | None, tuple[str, list[float]]] = {
     "relu6": ("hardtanh", [0.0, 6.0]),
 }
 
-FEW_PIXELS = 16  # of a map, with which a matrix product is faster than oneDNN in bfloat16
+FEW_PIXELS = 16  # of a map, with which a matrix product is faster than oneDNN in bfloat16 for the kernel's gradient
+TINY = 2  # sides of a map, with which it is faster for the convolution itself
+SEVERAL = 16  # maps. With fewer nothing is gained; torch.func, which cannot do it, passes the images one by one
 
 
 def activated(maps: Tensor, activation: Activation | None) -> Tensor:
@@ -37,6 +40,8 @@ def convolution(
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias))
     if x.device.type != "cpu" or needs_gradient or torch.compiler.is_compiling() or not _can_fuse(computed_dtype(x)):
         return activated(convolved(x, weight, bias, stride, padding, groups), activation)
+    if _is_tiny(x, weight, stride, padding, groups):
+        return activated(cast(Tensor, _TinyMaps.apply(x, weight, bias)), activation)  # type: ignore[no-untyped-call]
     x, weight, bias = (tensor.to(computed_dtype(x)) for tensor in (x, weight, bias))
     return _fused(x, weight, bias, stride, padding, groups, activation)
 
@@ -44,34 +49,42 @@ def convolution(
 def convolved(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], groups: int
 ) -> Tensor:
-    """Return the convolution of `x`, as PyTorch's `conv2d` with other gradients of the kernel in bfloat16."""
+    """Return the convolution of `x`, as PyTorch's `conv2d`; in bfloat16 with matrix products for few pixels."""
+    if _is_tiny(x, weight, stride, padding, groups):
+        return cast(Tensor, _TinyMaps.apply(x, weight, bias))  # type: ignore[no-untyped-call]
     pixels = 1
     for side, kernel, step, zeros in zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True):
         pixels *= (side + 2 * zeros - kernel) // step + 1
-    few = groups == 1 and pixels <= FEW_PIXELS and x.device.type == "cpu" and computed_dtype(x) == torch.bfloat16
-    if not few or not torch.is_grad_enabled() or not weight.requires_grad or torch.compiler.is_compiling():
+    learns = torch.is_grad_enabled() and weight.requires_grad
+    if pixels > FEW_PIXELS or not learns or not _multiplies_faster(x, groups):
         return functional.conv2d(x, weight, bias, list(stride), list(padding), 1, groups)
     half = [None if tensor is None else tensor.to(torch.bfloat16) for tensor in (x, weight, bias)]
-    maps: Tensor = _FewPixels.apply(*half, stride, padding)  # type: ignore[no-untyped-call]
-    return maps
+    return cast(Tensor, _FewPixels.apply(*half, stride, padding))  # type: ignore[no-untyped-call]
+
+
+def _multiplies_faster(x: Tensor, groups: int) -> bool:
+    """Whether matrix products are faster than oneDNN where maps have few pixels."""
+    several = x.shape[0] >= SEVERAL and groups == 1 and x.device.type == "cpu"
+    return several and computed_dtype(x) == torch.bfloat16 and not torch.compiler.is_compiling()
+
+
+def _is_tiny(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
+    """Whether `_TinyMaps` computes this convolution."""
+    fits = weight.shape[2:] == (3, 3) and tuple(stride) == tuple(padding) == (1, 1) and max(x.shape[2:]) <= TINY
+    return fits and _multiplies_faster(x, groups)
 
 
 class _FewPixels(torch.autograd.Function):
     """A convolution whose output has few pixels. The gradient of its kernel is the product of two matrices: of the
     outputs' gradient, and of the inputs that each output has seen. oneDNN takes three to six times as long for it."""
 
-    generate_vmap_rule = True  # so that it works with the transforms of torch.func
-
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+        context: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]
     ) -> Tensor:
-        return functional.conv2d(x, weight, bias, list(stride), list(padding))
-
-    @staticmethod
-    def setup_context(context: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
-        x, weight, _, context.stride, context.padding = inputs
         context.save_for_backward(x, weight)
+        context.stride, context.padding = stride, padding
+        return functional.conv2d(x, weight, bias, list(stride), list(padding))
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
@@ -95,6 +108,50 @@ def _seen(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequ
     maps = functional.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))
     windows = maps.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
     return windows.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(0, 2)
+
+
+class _TinyMaps(torch.autograd.Function):
+    """A 3x3 convolution of maps of at most 2x2 pixels, in bfloat16. Every pixel sees all others, so it is a linear
+    layer from all pixels to all pixels. oneDNN takes two or three times as long: it multiplies zeros around the maps.
+    """
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        context.save_for_backward(x, weight)
+        (images, _, height, width), outputs = x.shape, weight.shape[0]
+        pixels = x.to(torch.bfloat16).permute(0, 2, 3, 1).flatten(1)
+        maps = (pixels @ _all_to_all(weight, height, width).t()).view(images, height, width, outputs)
+        maps = (maps if bias is None else maps + bias.to(torch.bfloat16)).permute(0, 3, 1, 2)
+        return maps.clone()  # what an activation may overwrite must not be a view
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,), (x, weight) = gradients, context.saved_tensors
+        (images, channels, height, width), outputs = x.shape, weight.shape[0]
+        rows, of_x, of_weight, of_bias = gradient.permute(0, 2, 3, 1).flatten(1), None, None, None
+        if context.needs_input_grad[0]:
+            of_pixels = (rows @ _all_to_all(weight, height, width)).view(images, height, width, channels)
+            of_x = of_pixels.permute(0, 3, 1, 2).to(x.dtype)
+        if context.needs_input_grad[1]:
+            pixels = x.to(rows.dtype).permute(0, 2, 3, 1).flatten(1)
+            parts = (rows.t() @ pixels).view(height, width, outputs, height, width, channels)
+            # several pairs of pixels share a number of the kernel
+            of_weight = parts.new_zeros(outputs, 3, 3, channels, dtype=weight.dtype)
+            for row, column in product(range(height), range(width)):
+                of_weight[:, 1 - row :, 1 - column :][:, :height, :width] += parts[row, column]
+            of_weight = of_weight.permute(0, 3, 1, 2)
+        if context.needs_input_grad[2]:
+            of_bias = gradient.sum((0, 2, 3))
+        return of_x, of_weight, of_bias
+
+
+def _all_to_all(weight: Tensor, height: int, width: int) -> Tensor:
+    """The weights of the linear layer: one row per output pixel and channel, one column per input pixel and channel."""
+    kernel = weight.to(torch.bfloat16).permute(0, 2, 3, 1)
+    seen = [
+        kernel[:, 1 - row :, 1 - column :][:, :height, :width] for row, column in product(range(height), range(width))
+    ]
+    return torch.stack(seen).flatten(2).flatten(0, 1)
 
 
 class _ChannelsLastGradient(torch.autograd.Function):

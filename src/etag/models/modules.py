@@ -79,7 +79,7 @@ class ConvNorm(nn.Sequential):
         conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
         mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
         scale = norm.weight * (variance + norm.eps).rsqrt()
-        weight, bias = conv.weight * scale.view(-1, 1, 1, 1), norm.bias - mean * scale
+        weight, bias = conv.weight * scale.view(-1, 1, 1, 1), torch.addcmul(norm.bias, mean, scale, value=-1)
         if self._kept is not None:
             weight, bias = self._kept[key] = weight.to(key[1]), bias.to(key[1])
         return weight, bias
