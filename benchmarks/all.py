@@ -39,7 +39,7 @@ BENCHMARKS = {  # by name: the options of every run, whose rows make one table, 
     ),
     "peers": ([""], "--methods fine --images 32 --batch 16 --rounds 1"),
     "whole_runs": (
-        ["--set data.order=null", "--recipe cifar100-100 --methods etag --set train.length_factor=0.1 --seeds 1"],
+        ["--set data.order=null", "--recipe cifar100-100 --methods etag --set train.length_factor=0.1 --seeds 2"],
         "--recipe digits --methods fine --set train.epochs=1 --seeds 2",
     ),
     "profile_etag": (["--width 16 --batch 32"], TINY),
