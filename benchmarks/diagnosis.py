@@ -16,7 +16,8 @@ from torch import Tensor
 
 from etag.core.scenario import ImageSet
 from etag.data.scenario import build_scenario
-from etag.experiments.config import resolve
+from etag.experiments import yaml_files
+from etag.experiments.config import RunConfig
 from etag.experiments.run_directory import RunDirectory
 from etag.learner.model_directory import ModelDirectory
 from etag.methods.abilities import GeneratesFeatures
@@ -28,9 +29,9 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}"
 
 
-def weighted(accuracies: list[float], classes: list[int]) -> float:
+def weighted(accuracies: list[float], classes: list[int]) -> float | None:
     """The mean over tasks, each weighted by its classes."""
-    return sum(a * n for a, n in zip(accuracies, classes, strict=True)) / sum(classes)
+    return None if not classes else sum(a * n for a, n in zip(accuracies, classes, strict=True)) / sum(classes)
 
 
 def probe(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
@@ -41,7 +42,7 @@ def probe(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
 
 def probes(path: Path) -> tuple[float, float | None]:
     """What ridge classifiers reach on real features, and on generated ones if the method generates any."""
-    config = resolve(str(path / "config.yaml"))
+    config = RunConfig.model_validate(yaml_files.read(path / "config.yaml"))
     scenario, _ = build_scenario(config.data, config.split, config.seed, config.model.images)
     method, _ = ModelDirectory(path).load_method()
     worker = engine(precision="32-true")

@@ -86,7 +86,10 @@ def all_runs(options: argparse.Namespace, store: Path) -> list[dict[str, str]]:
             words = [options.recipe, "--method", method, "--seed", str(seed), *set_words, *own]
             out = store / f"{method}-{name.replace(', ', '-')}-seed{seed}"
             waiting.setdefault((method, name), []).append(pool.submit(run, out, words))
-        found = {contender: [result.result() for result in results] for contender, results in waiting.items()}
+        try:
+            found = {contender: [result.result() for result in results] for contender, results in waiting.items()}
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error the runs that have not begun do not begin
     setting = " ".join([options.recipe, *options.set])
     return [
         compared(f"{method}, {name}: {setting}, {counted(options.seeds, 'seed')}", results, found[method, "float32"])

@@ -20,7 +20,7 @@ from etag.cli import app
 from etag.core.errors import EtagError
 from etag.core.files import locked
 from etag.experiments import recipes
-from etag.experiments.bench import Bench, RunStatus, estimates
+from etag.experiments.bench import Bench, RunStatus
 from etag.experiments.config import resolve
 from etag.experiments.grid import Grid
 from etag.experiments.local_workers import LocalWorkers, visible_devices
@@ -262,7 +262,7 @@ def test_a_search_chooses_on_the_base_task_alone(tmp_path):
 
 def test_estimates_cover_all_seeds_and_share_measurements(tmp_path):
     grid = Grid.load(grid_file(tmp_path, splits=["b2-1x2", "b0-2x2"], seeds=[0, 1, 2]))
-    (first, second) = list(estimates(grid))
+    (first, second) = list(Bench(grid, tmp_path / "store", tmp_path / "results").estimates())
     assert first[:2] == ("b2-1x2/fine", 3)
     assert second[:2] == ("b0-2x2/fine", 3)
     assert first[3] == second[3] > 0, "as many images pass, at the same cost"

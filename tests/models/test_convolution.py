@@ -199,6 +199,27 @@ def test_larger_maps_other_precisions_and_groups_have_the_gradients_of_pytorch(m
         )
 
 
+@pytest.mark.parametrize("sides", [(4, 4), (2, 2), (1, 1), (1, 2)])
+def test_matrix_products_have_second_order_gradients(sides):
+    """LwM needs them."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(16, 4, *sides, generator=draw), torch.randn(6, 4, 3, 3, generator=draw)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert type(module.convolved(x, weight.requires_grad_(), None, (1, 1), (1, 1), 1).grad_fn).__name__.startswith(
+            "_"
+        )
+
+    def second_order(convolved, x, weight):
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        (first,) = torch.autograd.grad(convolved(x, weight).float().tanh().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = second_order(lambda x, weight: module.convolved(x, weight, None, (1, 1), (1, 1), 1), x, weight)
+    expected = second_order(lambda x, weight: functional.conv2d(x, weight, padding=1), x.double(), weight.double())
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sides", [(2, 2), (1, 1), (1, 2), (2, 1)])
 def test_tiny_maps_have_the_usual_outputs_and_gradients(monkeypatch, sides, bias):

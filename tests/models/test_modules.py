@@ -225,7 +225,16 @@ def test_a_layer_that_does_not_change_is_folded_once_for_each_precision(monkeypa
     assert (half[-1].float() - expected).norm() < 0.01 * expected.norm()
     assert len(folded) == 3  # before, and once in each precision
     assert torch.equal(layer(maps), expected)
-    assert deepcopy(layer).train()(maps).dtype == torch.float32
+
+
+def test_a_layer_that_is_folded_during_inference_can_be_used_for_gradients():
+    layer, maps = conv_norm(4, 6, 3).eval().requires_grad_(False), MAPS.clone().requires_grad_()
+    layer.fold_once()
+    with torch.inference_mode():
+        layer(MAPS)
+    (found,) = torch.autograd.grad(layer(maps).square().sum(), maps)
+    (expected,) = torch.autograd.grad(plain(layer, maps).square().sum(), maps)
+    torch.testing.assert_close(found, expected)
 
 
 def test_conv_norm_has_the_tensor_names_of_a_sequential_module():

@@ -16,8 +16,7 @@ from etag.cli.printing import echo
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from etag.experiments.bench import Display, RunStatus, Workers
-    from etag.experiments.grid import Grid
+    from etag.experiments.bench import Bench, Display, RunStatus, Workers
 
 app = typer.Typer()
 
@@ -44,10 +43,10 @@ def bench(
     from etag.experiments.grid import Grid
 
     loaded = Grid.load(grid, plugin or [])
-    if estimate:
-        _print_estimate(loaded, tflops)
-        return
     execution = Bench(loaded, store or default_store(loaded), results or default_results(loaded), restart)
+    if estimate:
+        _print_estimate(execution, tflops)
+        return
     if dry_run:
         for run in loaded.plan(lambda _: None):  # runs that need the result of a search are not listed
             status = execution.status(run)
@@ -69,12 +68,10 @@ def bench(
         raise typer.Exit(1)
 
 
-def _print_estimate(grid: "Grid", tflops: float) -> None:
+def _print_estimate(execution: "Bench", tflops: float) -> None:
     """Print the hours of each group of runs that differ only in the seed, on this device and on a GPU of this speed."""
-    from etag.experiments.bench import estimates
-
     total = [0.0, 0.0]
-    for label, runs, seconds, operations in estimates(grid):
+    for label, runs, seconds, operations in execution.estimates():
         hours, gpu_hours = runs * seconds / 3600, runs * operations / (3600e12 * tflops)
         echo(f"{label}: {runs} runs, {hours:.2f} h on this device, {gpu_hours:.2f} GPU-hours")
         total = [total[0] + hours, total[1] + gpu_hours]

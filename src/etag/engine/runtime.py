@@ -84,7 +84,7 @@ def resolve_runtime(
     options: RuntimeOptions, recorded: RuntimeOptions | None = None, print_line: Callable[[str], None] | None = None
 ) -> RuntimeOptions:
     """The options with a precision that is not `auto` and, on a CPU, a number of threads: those that were recorded when
-    the work began, else what suits this machine. What was chosen is printed."""
+    the work began, else what suits this machine. What was chosen is printed, except float32."""
     asked, options = options.precision, resolve_precision(options, recorded.precision if recorded else None)
     if print_line is not None and asked == "auto" and options.precision != "32-true":
         print_line(f"computing in {options.precision}; --set runtime.precision=32-true computes in float32.")
@@ -151,13 +151,13 @@ def launch(options: RuntimeOptions, work: Callable[..., None], *args: Any, strat
     devices, nodes = _processes(options)
     if devices * nodes > 1 and strategy == "auto":
         strategy = "ddp"
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it would say, etag says
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # etag prints this itself
     fabric = Fabric(
         accelerator=options.accelerator,
         devices=devices,
         num_nodes=nodes,
         strategy=strategy,
-        precision=None if options.precision == "auto" else options.precision,  # never auto: for mypy
+        precision=None if options.precision == "auto" else options.precision,  # resolved above; the test is for mypy
     )
     fabric.launch(_Entry(work, options, args))
 

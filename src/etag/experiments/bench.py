@@ -92,8 +92,7 @@ class Bench:
 
     def execute(self, workers: Workers, display: Display) -> list[RunStatus]:
         """Execute all runs that are not done; returns the status of every run, also of those that failed."""
-        self.planned = self.grid.all_runs()
-        self.precision = self._pinned_precision()
+        self._pin()
         with locked(self.store / ".lock", f"another `etag bench` works in '{self.store}': wait for it."):
             self._write_grid()
             jobs: dict[str, Job] = {}
@@ -119,6 +118,19 @@ class Bench:
             display(list(self.runs.values()), None)
         return list(self.runs.values())
 
+    def estimates(self) -> Iterator[tuple[str, int, float, float]]:
+        """For each label: the number of runs (seeds), and the seconds and arithmetic operations of one of them. A few
+        steps are measured once for each method and its options, and scaled to the images of every split."""
+        self._pin()
+        measured: dict[str, Estimate] = {}
+        for label, runs in by_label(map(RunStatus, map(self._pinned, self.planned))).items():
+            config = runs[0].run.config
+            values = config.to_json()
+            cost_key = json.dumps([values[key] for key in ("method", "model", "train", "runtime")])
+            expected = estimate(config, measured.get(cost_key))
+            measured.setdefault(cost_key, expected)
+            yield label, len(runs), sum(expected.seconds), expected.operations
+
     @property
     def command(self) -> str:
         """The command that executes this grid again, from the same working directory."""
@@ -134,6 +146,11 @@ class Bench:
             write_atomically(self.results / "grid.yaml", self.grid.recorded(self.command, self.planned, self.precision))
         except OSError as error:
             raise EtagError(f"{error.filename} cannot be written: {error.strerror}.") from error
+
+    def _pin(self) -> None:
+        """Find all runs, and the precision that they have in common."""
+        self.planned = self.grid.all_runs()
+        self.precision = self._pinned_precision()
 
     def _pinned_precision(self) -> str:
         """As the grid began, on whatever machine that was (in float32, if its file does not say it: it is old); a new
@@ -190,8 +207,8 @@ class Bench:
         return RunStatus(run)
 
     def _next(self) -> RunStatus | None:
-        """The run to start: the first one, but those whose weights a running one has come later, as they would wait
-        until it has computed the features that both need."""
+        """The next run to start: the first waiting one whose weights no running one has, else the first. Runs with the
+        same frozen weights would wait for each other's features."""
         used = {status.run.config.model.weights for status in self._in_state("running")} - {None}
         waiting = self._in_state("waiting")
         return min(waiting, key=lambda status: status.run.config.model.weights in used, default=None)
@@ -263,16 +280,3 @@ def default_store(grid: Grid) -> Path:
 def default_results(grid: Grid) -> Path:
     """The grid's folder below `results` in the working directory."""
     return Path("results") / grid.name
-
-
-def estimates(grid: Grid) -> Iterator[tuple[str, int, float, float]]:
-    """For each label: the number of runs (seeds), and the seconds and arithmetic operations of one of them. A few steps
-    are measured once for each method and its options, and scaled to the images of every split."""
-    measured: dict[str, Estimate] = {}
-    for label, runs in by_label(map(RunStatus, grid.all_runs())).items():
-        config = runs[0].run.config
-        values = config.to_json()
-        cost_key = json.dumps([values[key] for key in ("method", "model", "train", "runtime")])
-        expected = estimate(config, measured.get(cost_key))
-        measured.setdefault(cost_key, expected)
-        yield label, len(runs), sum(expected.seconds), expected.operations

@@ -19,9 +19,10 @@ NAMES: dict[Activation | None, tuple[str, list[float]]] = {
     "relu6": ("hardtanh", [0.0, 6.0]),
 }
 
-FEW_PIXELS = 16  # of a map, with which a matrix product is faster than oneDNN in bfloat16 for the kernel's gradient
-TINY = 2  # sides of a map, with which it is faster for the convolution itself
-SEVERAL = 16  # maps. With fewer nothing is gained; torch.func, which cannot do it, passes the images one by one
+# where matrix products are faster than oneDNN in bfloat16
+FEW_PIXELS = 16  # of a map that a convolution returns: for the gradient of its kernel
+TINY_SIDE = 2  # of a map: for the convolution itself
+FEWEST_IMAGES = 16  # in both cases
 
 
 def activated(maps: Tensor, activation: Activation | None) -> Tensor:
@@ -55,28 +56,31 @@ def convolved(
     pixels = 1
     for side, kernel, step, zeros in zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True):
         pixels *= (side + 2 * zeros - kernel) // step + 1
-    learns = torch.is_grad_enabled() and weight.requires_grad
-    if pixels > FEW_PIXELS or not learns or not _multiplies_faster(x, groups):
+    needs_gradient = torch.is_grad_enabled() and weight.requires_grad
+    if not needs_gradient or not _multiplies_faster(x, groups) or pixels > FEW_PIXELS:
         return functional.conv2d(x, weight, bias, list(stride), list(padding), 1, groups)
-    half = [None if tensor is None else tensor.to(torch.bfloat16) for tensor in (x, weight, bias)]
-    return cast(Tensor, _FewPixels.apply(*half, stride, padding))  # type: ignore[no-untyped-call]
+    in_bfloat16 = [None if tensor is None else tensor.to(torch.bfloat16) for tensor in (x, weight, bias)]
+    return cast(Tensor, _FewPixels.apply(*in_bfloat16, stride, padding))  # type: ignore[no-untyped-call]
 
 
 def _multiplies_faster(x: Tensor, groups: int) -> bool:
-    """Whether matrix products are faster than oneDNN where maps have few pixels."""
-    several = x.shape[0] >= SEVERAL and groups == 1 and x.device.type == "cpu"
-    return several and computed_dtype(x) == torch.bfloat16 and not torch.compiler.is_compiling()
+    """Whether matrix products are faster than oneDNN where maps have few pixels. They cannot be used inside of
+    torch.func: importances, which are computed with it, are computed in float32."""
+    if torch.compiler.is_compiling():  # first: what is compiled or exported must not depend on the number of images
+        return False
+    on_cpu = x.device.type == "cpu" and computed_dtype(x) == torch.bfloat16
+    return on_cpu and groups == 1 and x.shape[0] >= FEWEST_IMAGES
 
 
 def _is_tiny(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
     """Whether `_TinyMaps` computes this convolution."""
-    fits = weight.shape[2:] == (3, 3) and tuple(stride) == tuple(padding) == (1, 1) and max(x.shape[2:]) <= TINY
-    return fits and _multiplies_faster(x, groups)
+    fits = weight.shape[2:] == (3, 3) and tuple(stride) == tuple(padding) == (1, 1)
+    return fits and _multiplies_faster(x, groups) and max(x.shape[2:]) <= TINY_SIDE
 
 
 class _FewPixels(torch.autograd.Function):
     """A convolution whose output has few pixels. The gradient of its kernel is the product of two matrices: of the
-    outputs' gradient, and of the inputs that each output has seen. oneDNN takes three to six times as long for it."""
+    outputs' gradient, and of the inputs that each output has seen."""
 
     @staticmethod
     def forward(
@@ -87,19 +91,21 @@ class _FewPixels(torch.autograd.Function):
         return functional.conv2d(x, weight, bias, list(stride), list(padding))
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (gradient,), (x, weight) = gradients, context.saved_tensors
-        of_x, of_bias = None, None
+        of_x, of_weight, of_bias = None, None, None
         if context.needs_input_grad[0]:
             sizes = (context.stride, context.padding, [1, 1], False, [0, 0], 1)
             only_x = [True, False, False]
             of_x = torch.ops.aten.convolution_backward(gradient, x, weight, None, *sizes, only_x)[0]
+        if context.needs_input_grad[1]:
+            rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
+            seen = _seen(x, weight.shape[2:], context.stride, context.padding)
+            kernel = (rows.t() @ seen).view(weight.shape[0], *weight.shape[2:], weight.shape[1])
+            of_weight = kernel.permute(0, 3, 1, 2)
         if context.needs_input_grad[2]:
             of_bias = gradient.sum((0, 2, 3))
-        rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
-        seen = _seen(x, weight.shape[2:], context.stride, context.padding)
-        of_weight = (rows.t() @ seen).view(weight.shape[0], *weight.shape[2:], weight.shape[1])
-        return of_x, of_weight.permute(0, 3, 1, 2), of_bias, None, None
+        return of_x, of_weight, of_bias, None, None
 
 
 def _seen(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
@@ -112,8 +118,7 @@ def _seen(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequ
 
 class _TinyMaps(torch.autograd.Function):
     """A 3x3 convolution of maps of at most 2x2 pixels, in bfloat16. Every pixel sees all others, so it is a linear
-    layer from all pixels to all pixels. oneDNN takes two or three times as long: it multiplies zeros around the maps.
-    """
+    layer from all pixels to all pixels; oneDNN also multiplies the zeros around the maps."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -135,11 +140,11 @@ class _TinyMaps(torch.autograd.Function):
         if context.needs_input_grad[1]:
             pixels = x.to(rows.dtype).permute(0, 2, 3, 1).flatten(1)
             parts = (rows.t() @ pixels).view(height, width, outputs, height, width, channels)
-            # several pairs of pixels share a number of the kernel
-            of_weight = parts.new_zeros(outputs, 3, 3, channels, dtype=weight.dtype)
-            for row, column in product(range(height), range(width)):
-                of_weight[:, 1 - row :, 1 - column :][:, :height, :width] += parts[row, column]
-            of_weight = of_weight.permute(0, 3, 1, 2)
+            placed = [  # where each output pixel has its part of the kernel
+                functional.pad(parts[row, column], (0, 0, 1 - column, 2 - width + column, 1 - row, 2 - height + row))
+                for row, column in product(range(height), range(width))
+            ]
+            of_weight = torch.stack(placed).sum(0, dtype=weight.dtype).permute(0, 3, 1, 2)
         if context.needs_input_grad[2]:
             of_bias = gradient.sum((0, 2, 3))
         return of_x, of_weight, of_bias

@@ -57,7 +57,7 @@ class ConvNorm(nn.Sequential):
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as He et al. (2016)
         super().__init__(conv, nn.BatchNorm2d(out, self.epsilon))
         self._activation = activation
-        self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] | None = None  # see `fold_once`
+        self._stored_folds: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized map, after the activation."""
@@ -68,21 +68,25 @@ class ConvNorm(nn.Sequential):
         return convolution(x, self.placed(weight, x), bias, conv.stride, conv.groups, self._activation)
 
     def fold_once(self) -> None:
-        """From now on the layer does not change: it is folded when it is first used, and not again."""
-        self._kept = {}
+        """Fold the layer when it is used next, and then no more: from now on it does not change."""
+        self._stored_folds = {}
 
     def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return kernel and bias of convolution and BatchNorm in one; if they are kept, in the precision for `x`."""
+        """Return kernel and bias of convolution and BatchNorm in one; those that are stored, if there are any."""
+        if self._stored_folds is None or torch.compiler.is_compiling():
+            return self._fold()
         key = (x.device, computed_dtype(x))
-        if self._kept is not None and key in self._kept:
-            return self._kept[key]
+        if key not in self._stored_folds:
+            with torch.inference_mode(mode=False), torch.no_grad():  # so that they can be used for gradients, too
+                weight, bias = self._fold()
+                self._stored_folds[key] = weight.to(key[1]), bias.to(key[1])
+        return self._stored_folds[key]
+
+    def _fold(self) -> tuple[Tensor, Tensor]:
         conv, norm = cast(nn.Conv2d, self[0]), cast(nn.BatchNorm2d, self[1])
         mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
         scale = norm.weight * (variance + norm.eps).rsqrt()
-        weight, bias = conv.weight * scale.view(-1, 1, 1, 1), torch.addcmul(norm.bias, mean, scale, value=-1)
-        if self._kept is not None:
-            weight, bias = self._kept[key] = weight.to(key[1]), bias.to(key[1])
-        return weight, bias
+        return conv.weight * scale.view(-1, 1, 1, 1), torch.addcmul(norm.bias, mean, scale, value=-1)
 
     def convolved(self, x: Tensor) -> Tensor:
         """Return the map after the convolution alone."""
