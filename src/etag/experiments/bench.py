@@ -235,9 +235,11 @@ class Bench:
         return len(jobs) < before
 
     def _copy(self, run: PlannedRun) -> None:
-        """Copy the small files of a finished run to the results; `metrics.json` last: it marks a run as done."""
+        """Copy the small files of a finished run to the results; `metrics.json` last: it marks a run as done. Those of
+        a run that adapts a backbone may be of an earlier store, whose backbone nobody has any more: they are replaced.
+        """
         source, target = RunDirectory(self.store / run.name), RunDirectory(self.results / run.name)
-        if target.metrics.is_file():
+        if target.metrics.is_file() and not run.name.startswith(ADAPTED):
             return
         target.path.mkdir(parents=True, exist_ok=True)
         write_atomically(target.path / "command.txt", run.command + "\n")
