@@ -124,7 +124,9 @@ def test_both_networks_are_asked_about_the_students_likeliest_old_class(networks
 @pytest.mark.parametrize("stage", [2, LAST])
 def test_a_student_that_is_its_teacher_looks_where_it_looks(networks, stage):
     teacher = networks[1]
-    student = Teacher(teacher.network).network.requires_grad_(True)
+    student = build_solver(ModelOptions(width=2), HeadOptions(), 1, 32, STREAM).double().eval()
+    student.head.grow(3, STREAM.torch_generator("head"))
+    student.double().load_state_dict(teacher.network.state_dict())
     _, value = attention((student, teacher), stage)
     value.backward()
     assert value.item() == pytest.approx(0, abs=1e-12)
