@@ -127,7 +127,7 @@ def test_the_runs_of_a_block_start_with_one_backbone_that_was_adapted_on_the_bas
     metrics = [json.loads((tmp_path / "results" / name / "metrics.json").read_text()) for name in runs]
     assert metrics[0]["class_names"] == metrics[1]["class_names"][:2], "the base task's classes"
     assert "ETAG_STORE" not in os.environ
-    older = tmp_path / "results" / list(runs)[0] / "metrics.json"
+    older = tmp_path / "results" / next(iter(runs)) / "metrics.json"
     older.write_text("{}")  # as if the grid had begun on another machine, with another backbone
     bench(tmp_path, file)
     assert json.loads(older.read_text()) == metrics[0]
@@ -200,10 +200,10 @@ def test_finished_runs_are_skipped_and_results_alone_are_enough(tmp_path):
 
 @pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_others(tmp_path):
-    file = grid_file(tmp_path, methods=["fine"], variants={"bad": {"train.lr": 1e9}, "good": {}})
+    file = grid_file(tmp_path, methods=["fine"], variants={"bad": {"train.base.lr": 1e30}, "good": {}})
     bad, good = bench(tmp_path, file)
     assert (bad.state, good.state) == ("failed", "done")
-    assert "NaN" in bad.reason or "finite" in bad.reason or "diverged" in bad.reason, bad.reason
+    assert "the loss term 'ce' became nan at step 2" in bad.reason
     assert not (tmp_path / "results" / "b2-1x2" / "fine-bad-seed0").exists()
 
 

@@ -2,12 +2,13 @@ import math
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import pytest
 import torch
 
 from etag.core.outputs import Need
-from etag.core.random import Stream
+from etag.core.random import Placement, Stream
 from etag.methods.parts.importance import Importance, ImportanceOptions, flat, log_likelihood, output_norm
 
 WEIGHT, IMAGES = 7.0, {"estimator": "images"}
@@ -32,6 +33,17 @@ def pass_of(laboratory, index=0):
     method = laboratory.method
     batches = partial(method.pass_batches, "importance", size=method.context.train.batch_size)
     return next(method.importance.measure_task(laboratory.task(index), method.solver, batches))
+
+
+@pytest.mark.parametrize("name", ["ewc", "mas"])
+@pytest.mark.parametrize(("estimator", "rows"), [("survey", 8), ("images", 4)])
+def test_two_processes_share_a_batch_only_if_images_count_one_by_one(at_task, name, estimator, rows):
+    """The gradient of the mean of half a batch is another one, and its square is larger."""
+    laboratory = at_task(name, importance={"estimator": estimator}, batch_size=8)
+    method = laboratory.method
+    method.context = replace(method.context, placement=Placement(rank=1, world=2))
+    _, measured = islice(method.phases(laboratory.task(0)), 2)
+    assert len(next(measured.batches.epoch(0)).labels) == rows
 
 
 def importances(laboratory, index=0):

@@ -45,6 +45,11 @@ class Importance(StoredTensors):
         self.options, self._power, self._score = options, power, score
         self.store(values=torch.empty(0))
 
+    @property
+    def of_batches(self) -> bool:
+        """Whether gradients are those of whole batches: then the processes must not share a batch."""
+        return self.options.estimator == "survey"
+
     def measure_task(self, task: Task, solver: Solver, batches: Callable[[ImageSet], Batches]) -> Plan:
         """Sum up absolute or squared gradients over the task's images, and add them to the importances."""
         module = _Gradients(solver, self._score, self._power, self.options.estimator)
@@ -107,7 +112,7 @@ class _Gradients(nn.Module):
             return measured(weights, *(value[None] for value in row))
 
         rows = (batch.inputs, batch.labels, uniform)
-        if not len(batch.labels):  # another process has the rest of a short last batch
+        if not len(batch.labels):  # other processes have the rest of a short last batch
             sums = [torch.zeros_like(weight) for weight in weights.values()]
         elif self._of_images:
             own = vmap(grad(of_one), in_dims=(None, 0, 0, 0), chunk_size=CHUNK)(weights, *rows)
