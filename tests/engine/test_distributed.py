@@ -64,6 +64,12 @@ METHODS = {
     },
     "pass": {"method.l2_reduction": "mean_norm", "method.drift": {"map": "least_squares", "passes": 2}},
     "ldc": {"method.drift": {"passes": 2, "train": {"optimizer": "sgd", "steps": 6, "batch_size": 8}}},
+    "ncm": {},
+    "slda": {},
+    "ridge": {},
+    "ranpac": {"method.projection": 32},
+    "fecam": {},
+    "fetril": {"method.head_train": {"optimizer": "sgd", "steps": 6, "batch_size": 8}},
     "efc": {"method.rebalance": {"feature_passes": 2, "train": {"epochs": 2, "batch_size": 16}}},
 }
 
