@@ -11,6 +11,7 @@ features of the same classes from the method's generator.
 import argparse
 from pathlib import Path
 
+import numpy as np
 from sklearn.linear_model import RidgeClassifierCV
 from torch import Tensor
 
@@ -31,7 +32,7 @@ def percent(value: float | None) -> str:
 
 def weighted(accuracies: list[float], classes: list[int]) -> float | None:
     """The mean over tasks, each weighted by its classes."""
-    return None if not classes else sum(a * n for a, n in zip(accuracies, classes, strict=True)) / sum(classes)
+    return float(np.average(accuracies, weights=classes)) if classes else None
 
 
 def probe(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
@@ -68,7 +69,7 @@ def row(path: Path) -> dict[str, str]:
         "base task": percent(last[0]),
         "later tasks, when learned": percent(weighted(learned[1:], classes[1:])),
         "later tasks": percent(weighted(last[1:], classes[1:])),
-        "all": percent(weighted(last, classes)),
+        "all": percent(metrics["last_accuracy"]),
         "all, if the task were known": percent(weighted(known_task[-1], classes)),
         "probe, real features": percent(real),
         "probe, generated features": percent(generated),

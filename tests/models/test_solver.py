@@ -484,10 +484,10 @@ def test_a_teacher_does_not_learn_with_the_student():
 
 
 def test_a_teacher_folds_its_convolutions_once():
-    student, folded = (
-        solver(),
-        lambda network: [part for part in network.modules() if getattr(part, "_stored_folds", None)],
-    )
+    def folded(network):
+        return [part for part in network.modules() if getattr(part, "_stored_folds", None)]
+
+    student = solver()
     teacher = Teacher(student)
     first = teacher.targets(IMAGES, Need.LOGITS).logits
     assert len(folded(teacher)) == sum(isinstance(part, ConvNorm) for part in student.backbone.modules()) > 0

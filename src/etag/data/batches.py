@@ -1,6 +1,8 @@
 """Batches of images, of cached features or of random codes; reading can start at any epoch and step."""
 
 from collections.abc import Iterator
+from copy import copy
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -35,6 +37,12 @@ class _RowBatches:
 
     def __len__(self) -> int:
         return self._used // self._size if self._drop_last else -(-self._used // self._size)
+
+    def unshared(self) -> Self:
+        """The same batches, each of them whole in every process."""
+        batches = copy(self)
+        batches._placement = Placement(self._placement.device)
+        return batches
 
     def _steps(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Draws, int]]:
         """Yield for each step: the rows of this process, the step's random draws, the size of the global batch."""

@@ -368,14 +368,10 @@ class Method(ABC, Generic[OptionsT]):
         batches = self.pass_batches(name, images, passes > 0, size)
         return DataPass(name, FeatureCollector(self.solver.backbone), batches, epochs=max(1, passes))
 
-    def pass_batches(
-        self, name: str, images: ImageSet, augment: bool = False, size: int | None = None, whole: bool = False
-    ) -> ImageBatches:
-        """Batches of images in the order of the data; of `pass_size` images by default. Processes share a batch, or
-        each has the `whole` one."""
+    def pass_batches(self, name: str, images: ImageSet, augment: bool = False, size: int | None = None) -> ImageBatches:
+        """Batches of images in the order of the data; of `pass_size` images by default."""
         c, size = self.context, size or self.pass_size(images)
-        placement = Placement(c.placement.device) if whole else c.placement
-        return ImageBatches(images, c.preprocess, size, self.stream(name), placement, augment=augment, shuffle=False)
+        return ImageBatches(images, c.preprocess, size, self.stream(name), c.placement, augment=augment, shuffle=False)
 
     def pass_size(self, images: ImageSet) -> int:
         """How many images a batch of a pass has: more than in training, because no gradients are held."""

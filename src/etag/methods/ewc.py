@@ -53,5 +53,5 @@ class EWC(Method[EwcOptions]):
             terms.append(self.importance.penalty(self.solver, require(self.teacher), self.options.weight))
         yield self.solver_phase(task, terms)
         size = self.context.train.for_task(task.index).batch_size
-        batches = partial(self.pass_batches, "importance", size=size, whole=self.importance.of_batches)
+        batches = partial(self.pass_batches, "importance", size=size)
         yield from self.importance.measure_task(task, self.solver, batches)

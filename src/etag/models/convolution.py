@@ -39,10 +39,9 @@ def convolution(
     return a map of the same size; an even kernel sees one row and column more at the end than at the beginning."""
     padding = [(side - 1) // 2 for side in weight.shape[2:]]
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias))
-    if x.device.type != "cpu" or needs_gradient or torch.compiler.is_compiling() or not _can_fuse(computed_dtype(x)):
+    fuses = x.device.type == "cpu" and not torch.compiler.is_compiling() and _can_fuse(computed_dtype(x))
+    if needs_gradient or not fuses or _is_tiny(x, weight, stride, padding, groups):
         return activated(convolved(x, weight, bias, stride, padding, groups), activation)
-    if _is_tiny(x, weight, stride, padding, groups):
-        return activated(cast(Tensor, _TinyMaps.apply(x, weight, bias)), activation)  # type: ignore[no-untyped-call]
     x, weight, bias = (tensor.to(computed_dtype(x)) for tensor in (x, weight, bias))
     return _fused(x, weight, bias, stride, padding, groups, activation)
 

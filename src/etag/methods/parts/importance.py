@@ -12,7 +12,8 @@ from torch.nn import functional
 from etag.core.options import Options
 from etag.core.outputs import Need, require
 from etag.core.scenario import ImageSet, Task
-from etag.core.work import Batch, Batches, DataPass, Plan, StepData, Term, Terms
+from etag.core.work import Batch, DataPass, Plan, StepData, Term, Terms
+from etag.data.batches import ImageBatches
 from etag.losses.distillation import quadratic_penalty
 from etag.models.modules import StoredTensors, without_tracking
 from etag.models.solver import Solver, Teacher
@@ -45,15 +46,12 @@ class Importance(StoredTensors):
         self.options, self._power, self._score = options, power, score
         self.store(values=torch.empty(0))
 
-    @property
-    def of_batches(self) -> bool:
-        """Whether gradients are those of whole batches: then the processes must not share a batch."""
-        return self.options.estimator == "survey"
-
-    def measure_task(self, task: Task, solver: Solver, batches: Callable[[ImageSet], Batches]) -> Plan:
+    def measure_task(self, task: Task, solver: Solver, batches: Callable[[ImageSet], ImageBatches]) -> Plan:
         """Sum up absolute or squared gradients over the task's images, and add them to the importances."""
-        module = _Gradients(solver, self._score, self._power, self.options.estimator)
-        sums = yield DataPass("importance", module, batches(task.train), reduce="sum", gradients=True)
+        module, images = _Gradients(solver, self._score, self._power, self.options.estimator), batches(task.train)
+        if self.options.estimator == "survey":  # the gradient of the mean of a share of a batch is another one
+            images = images.unshared()
+        sums = yield DataPass("importance", module, images, reduce="sum", gradients=True)
         self.add_task(task, sums)
 
     def add_task(self, task: Task, sums: dict[str, Tensor]) -> None:
