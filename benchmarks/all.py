@@ -27,7 +27,7 @@ END = "<!-- end -->"
 BUSY = 0.1  # share of the processor's time that others may use
 TINY = "--width 4 --size 8 --batch 8 --rounds 1"
 BENCHMARKS = {  # by name: the options of every run, whose rows make one table, and those of --quick
-    "engine_overhead": (["", "--size 8 --images 512 --rounds 9"], f"{TINY} --images 16"),
+    "engine_overhead": (["", "--precision 32-true", "--size 8 --images 512 --rounds 9"], f"{TINY} --images 16"),
     "checkpoints": (["--rounds 3", "--width 16 --size 16 --batch 24"], TINY),
     "features": ([""], "--images 8 --size 32 --rounds 1"),
     "alternatives": (["{data}/flowers12"], "{data}/flowers12 --size 32 --images 12 --rounds 1"),

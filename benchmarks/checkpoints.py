@@ -44,7 +44,7 @@ def main() -> None:
         sizes = [file.stat().st_size for file in folder.rglob("*.*")]
     spent = [reduce(times["with"]) - reduce(times["without"]) for reduce in (min, statistics.median)]
     every = RuntimeOptions().checkpoint_seconds
-    setting = f"width {options.width}, {options.size} px, batch {options.batch}, {conditions(options)}"
+    setting = f"width {options.width}, {options.size} px, batch {options.batch}, {conditions(options, ours)}"
     cells = row(setting, {name: times[name] for name in ("with", "without")})
     cells |= {"one checkpoint, s: minima (medians)": "{:.2f} ({:.2f})".format(*spent)}
     cells |= {f"share of {every:.0f} s": "{:.2f} % ({:.2f} %)".format(*(100 * each / every for each in spent))}

@@ -1,9 +1,9 @@
 """What the engine costs: an epoch of eTag's solver phase, against a bare loop that does the same arithmetic.
 
-    OMP_NUM_THREADS=1 python benchmarks/engine_overhead.py [--width 16] [--size 32] [--rounds 7]
+    OMP_NUM_THREADS=1 python benchmarks/engine_overhead.py [--width 16] [--size 32] [--precision auto] [--rounds 7]
 
-Both train the same network on the same images with the same batch, augmentation, losses and optimizer (Eq. 9, task
-t >= 1). Epochs alternate. Run it while nothing else runs.
+Both train the same network on the same images with the same batch, augmentation, losses, optimizer and precision
+(Eq. 9, task t >= 1). Epochs alternate. Run it while nothing else runs.
 """
 
 from copy import deepcopy
@@ -16,6 +16,7 @@ from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
 from etag.data.images import MemoryImages
 from etag.data.preprocess import Preprocess, random_crop
+from etag.engine.engine import Engine
 from etag.methods.base import Context
 from etag.methods.etag import ETag, EtagOptions
 from etag.models.backbone import ModelOptions
@@ -51,7 +52,7 @@ def second_task(
     return method, tasks[:begun]
 
 
-def bare_epoch(method: ETag, task: Task, batch: int) -> None:
+def bare_epoch(method: ETag, task: Task, batch: int, used: Engine) -> None:
     """The same epoch as one would write it in a script."""
     solver, teacher = method.solver, method.teacher.network
     decoder = method.generator.old.network
@@ -81,32 +82,35 @@ def bare_epoch(method: ETag, task: Task, batch: int) -> None:
         images = images.to(torch.float32, memory_format=torch.channels_last).mul_(scale).add_(shift)
         views = torch.stack([images.rot90(turns, (2, 3)) for turns in range(4)], 1).flatten(0, 1)
         views = views.contiguous(memory_format=torch.channels_last)
-        with torch.no_grad():
-            old_auxiliary, old_feature = look(teacher, views)
-            replayed = torch.randint(0, task.num_old, (batch,))
-            generated = decoder.decode(torch.randn(batch, decoder.latent), replayed)
-        auxiliary, feature = look(solver, views)
-        loss = functional.cross_entropy(solver.head(feature), labels)
-        loss = loss + ratio * functional.cross_entropy(solver.head(generated), replayed)
-        loss = loss + ratio * (feature - old_feature).norm(dim=1).mean()
-        for new, old in zip(auxiliary, old_auxiliary, strict=True):
-            log_p, log_q = (old / TAU).log_softmax(1), (new / TAU).log_softmax(1)
-            loss = loss + ratio * TAU**2 * functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+        with used.runtime.fabric.autocast():
+            with torch.no_grad():
+                old_auxiliary, old_feature = look(teacher, views)
+                replayed = torch.randint(0, task.num_old, (batch,))
+                generated = decoder.decode(torch.randn(batch, decoder.latent), replayed)
+            auxiliary, feature = look(solver, views)
+            loss = functional.cross_entropy(solver.head(feature), labels)
+            loss = loss + ratio * functional.cross_entropy(solver.head(generated), replayed)
+            loss = loss + ratio * (feature.float() - old_feature.float()).norm(dim=1).mean()
+            for new, old in zip(auxiliary, old_auxiliary, strict=True):
+                log_p, log_q = (old / TAU).log_softmax(1), (new / TAU).log_softmax(1)
+                loss = loss + ratio * TAU**2 * functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
 
 def main() -> None:
-    options = parser(__doc__, width=16, size=32, batch=32, images=256, rounds=7).parse_args()
+    arguments = parser(__doc__, width=16, size=32, batch=32, images=256, rounds=7)
+    arguments.add_argument("--precision", default="auto")
+    options = arguments.parse_args()
     method, (_, task) = second_task(options.images, options.size, options.batch, options.width)
-    start, ours = deepcopy(method.solver.state_dict()), engine()
+    start, ours = deepcopy(method.solver.state_dict()), engine(precision=options.precision)
     contenders = {
         "engine": lambda: ours.train(next(method.phases(task))),
-        "bare loop": lambda: bare_epoch(method, task, options.batch),
+        "bare loop": lambda: bare_epoch(method, task, options.batch, ours),
     }
     times = alternate(contenders, options.rounds, lambda: method.solver.load_state_dict(start))
-    setting = f"width {options.width}, {options.size} px, batch {options.batch}, {conditions(options)}"
+    setting = f"width {options.width}, {options.size} px, batch {options.batch}, {conditions(options, ours)}"
     print_table([row(setting, times, options.images)])
 
 

@@ -229,7 +229,7 @@ def main() -> None:
     apart = difference(method, task, phase, plain, base)
     assert apart < 1e-4, f"the losses differ by {apart:.1e}"
 
-    ours = engine(compile=options.compile)
+    ours = engine(compile=options.compile, precision="32-true")
     start, plain_start = deepcopy(method.solver.state_dict()), deepcopy(plain.network.state_dict())
 
     def reset() -> None:
@@ -238,7 +238,7 @@ def main() -> None:
 
     times = alternate({"plain": plain.epoch, "exact": lambda: ours.train(phase)}, options.rounds, reset)
     setting = f"{'base' if base else 'later'} task, width {options.width}, {options.size} px, batch {options.batch}"
-    setting += f", {conditions(options)}{', compiled' if options.compile else ''}"
+    setting += f", {conditions(options, ours)}{', compiled' if options.compile else ''}"
     print_table([row(setting, times, options.images) | {"losses differ by": f"{apart:.0e}"}])
 
 

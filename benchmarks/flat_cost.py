@@ -80,7 +80,7 @@ def main() -> None:
     times = alternate(contenders, options.rounds)
     ms = {key: [1000 * spent / phases[key].steps for spent in own] for key, own in times.items()}
     setting = f"ResNet-18 of width {options.width}, {options.size} px, batch {options.batch}, {NEW} classes per task"
-    print(f"{setting}, {conditions(options)}:\n")
+    print(f"{setting}, {conditions(options, ours)}:\n")
     first, last = at[TASKS[0]][1], at[TASKS[-1]][1]
     print_table(
         [

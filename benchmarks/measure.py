@@ -103,9 +103,10 @@ def print_table(rows: Sequence[Mapping[str, object]]) -> None:
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
-def conditions(options: argparse.Namespace) -> str:
-    """The numbers of threads and of rounds, in words."""
-    return f"{counted(torch.get_num_threads(), 'thread')}, {counted(options.rounds, 'round')}"
+def conditions(options: argparse.Namespace, used: Engine | None = None) -> str:
+    """The numbers of threads and of rounds, in words; with the precision of the engine, if all contenders use it."""
+    words = f"{counted(torch.get_num_threads(), 'thread')}, {counted(options.rounds, 'round')}"
+    return words if used is None else f"{used.runtime.options.precision}, {words}"
 
 
 def counted(number: int, thing: str) -> str:

@@ -88,7 +88,7 @@ def main() -> None:
     pieces = {name: finished(work) for name, work in pieces.items()}
     times = alternate(pieces, options.rounds)
     setting = f"ResNet-18 of width {options.width}, {options.size} px, batch {options.batch}, {options.steps} steps"
-    print(f"{setting}, {options.device}, {conditions(options)}:\n")
+    print(f"{setting}, {options.device}, {conditions(options, ours)}:\n")
     rows = [
         {"piece": name, "ms: minimum (median)": lowest([1000 * spent for spent in times[name]], 0)}
         | shares(work, statistics.median(times[name]), cuda)
