@@ -156,6 +156,7 @@ def test_every_method_trains_in_bfloat16(small, name, tmp_path):
                 {"method.generator.standardize": True, "method.refit": "ridge"},
                 {"method.generator": {"kind": "wgan", "train": {"epochs": 1, "batch_size": 8}}},
                 {"method.generator": "prototypes"},
+                {"method.generator": "gaussians", "method.refit": "ridge"},
                 {"method.refit": {"steps": 4, "batch_size": 8, "lr": 1e-2}},
             )
         ),

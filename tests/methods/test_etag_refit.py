@@ -252,7 +252,7 @@ def test_a_name_or_options_of_training_choose_how(lab):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"generator": "prototypes"}, "choose generator=cvae or wgan"),
+        ({"generator": "prototypes"}, "choose generator=cvae, wgan or gaussians"),
         ({"head": {"bias": False}}, "set head to its defaults"),
         ({"head": {"growth": "fixed"}}, "set head to its defaults"),
     ],

@@ -244,7 +244,7 @@ def test_differences_over_seeds(grid):
     row = found["Lucir"]
     assert row["eTag’s A minus its A (points)"].text == "-3.00 ± 2.65"  # of -2, -6, -1
     assert (row["95 % from"].value, row["to"].value) == pytest.approx((mean - margin, mean + margin))
-    assert row["seeds"].text == "0, 1, 2"
+    assert row["shared seeds"].text == "0, 1, 2"
     assert found["GFR"]["eTag’s A minus its A (points)"].text == "+5.00 ± 1.00"
 
 

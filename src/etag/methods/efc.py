@@ -24,7 +24,7 @@ from etag.methods.base import Method, MethodInfo, MethodOptions
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.consolidation import FeatureMatrix
 from etag.methods.parts.drift import DriftOptions, PairCollector
-from etag.methods.parts.gaussians import ClassGaussians
+from etag.methods.parts.gaussians import ClassGaussians, check_linear
 from etag.methods.parts.rebalance import RebalanceOptions
 from etag.methods.registry import method
 
@@ -50,9 +50,8 @@ class EfcOptions(MethodOptions):
     )
 
     @model_validator(mode="after")
-    def _covariances_need_a_matrix(self) -> Self:
-        if self.drift is not None and self.drift.map == "mlp":
-            raise ValueError("drift.map=mlp cannot move covariances: choose linear or least_squares")
+    def _check(self) -> Self:
+        check_linear(self.drift)
         return self
 
 

@@ -21,13 +21,16 @@ from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.embedding import EmbeddingOptions
 from etag.methods.parts.fidelity import FidelityOptions
+from etag.methods.parts.gaussians import GaussianOptions
 from etag.methods.parts.generators import normal_sampler, options_by_kind, replay_term
 from etag.methods.parts.prototypes import PrototypeOptions
 from etag.methods.parts.refit import RidgeRefit, TrainedRefit, head_phase
 from etag.methods.parts.variational import VariationalOptions
 from etag.methods.registry import method
 
-GeneratorOptions = Annotated[VariationalOptions | AdversarialOptions | PrototypeOptions, Field(discriminator="kind")]
+GeneratorOptions = Annotated[
+    VariationalOptions | AdversarialOptions | GaussianOptions | PrototypeOptions, Field(discriminator="kind")
+]
 
 
 class EtagOptions(MethodOptions):
@@ -54,7 +57,7 @@ class EtagOptions(MethodOptions):
         "regression, equally many features per class, in place of training if the backbone is frozen",
     )
     generator: GeneratorOptions = Field(
-        VariationalOptions(), description="cvae, wgan or prototypes, by `kind` or by name alone"
+        VariationalOptions(), description="cvae, wgan, gaussians or prototypes, by `kind` or by name alone"
     )
     fidelity: FidelityOptions = Field(FidelityOptions(), description="paper or authors' release")
 
@@ -66,7 +69,7 @@ class EtagOptions(MethodOptions):
         if self.guidance and self.generator.kind != "cvae":
             raise ValueError(f"guidance needs the conditional VAE: set guidance=false with {self.generator.kind}")
         if self.computes_head and self.generator.kind == "prototypes":
-            raise ValueError("refit=ridge needs features that vary: choose generator=cvae or wgan")
+            raise ValueError("refit=ridge needs features that vary: choose generator=cvae, wgan or gaussians")
         if self.computes_head and (self.head.growth == "fixed" or not self.head.bias):
             raise ValueError("refit=ridge computes a head for the seen classes, with a bias: set head to its defaults")
         return self

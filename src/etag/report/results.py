@@ -189,7 +189,7 @@ def paired_table(group: RunGroup, reference: MethodRuns) -> Table | None:
         ),
         (Column("95 % from"), [number_cell(low) for low, _ in ends]),
         (Column("to"), [number_cell(high) for _, high in ends]),
-        (Column("seeds"), [Cell(", ".join(map(str, one.seeds))) for one in differences]),
+        (Column("shared seeds"), [Cell(", ".join(map(str, one.seeds))) for one in differences]),
     ]
     note = (
         "Differences of A_weighted seed by seed: mean ± standard deviation, and Student’s 95 % interval of the mean, "

@@ -143,14 +143,15 @@ def test_a_kind_alone_stands_for_its_options_and_no_kind_for_the_vae(given, opti
 
 # -- the common interface --------------------------------------------------------------------------
 
-KINDS = {"cvae": {}, "wgan": {"kind": "wgan", "last_task": True}, "prototypes": {"kind": "prototypes"}}
+KINDS = {"cvae": {}, "wgan": {"kind": "wgan", "last_task": True}}
+STORED = {"gaussians": {"kind": "gaussians"}, "prototypes": {"kind": "prototypes"}}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | STORED)
 def test_every_kind_replays_old_classes_through_the_same_calls(lab, kind):
-    small = {} if kind == "prototypes" else {"latent": 5, "hidden": 16, "feature_passes": 1, "train": {"epochs": 1}}
-    name = "b4" if kind == "prototypes" else "gfr"  # the laboratory's sizes are those of networks
-    laboratory = lab(name, {"generator": small | KINDS[kind]})
+    small = {"latent": 5, "hidden": 16, "feature_passes": 1, "train": {"epochs": 1}}
+    name = "b4" if kind in STORED else "gfr"  # the laboratory's sizes are those of networks
+    laboratory = lab(name, {"generator": STORED.get(kind) or small | KINDS[kind]})
     laboratory.learn(0)
     laboratory.begin(1)
     generator, task = laboratory.method.generator, laboratory.task(1)

@@ -19,7 +19,7 @@ from etag.core.scenario import ImageSet, Task
 from etag.core.work import Batch, Batches, DataPass, ParameterGroup, Phase, Plan, Terms
 from etag.losses.drift import map_error
 from etag.methods.parts.cached_features import CachedFeatures
-from etag.methods.parts.statistics import solve
+from etag.methods.parts.statistics import Transform, solve
 from etag.models.backbone import Backbone
 from etag.models.initial import build
 from etag.models.solver import Solver, Teacher
@@ -64,15 +64,15 @@ class DriftOptions(Options):
 
 class PairCollector(nn.Module):
     """In a data pass, collects features of two backbones for each image: `features` has the old one's, then the new
-    one's, side by side."""
+    one's, side by side, both transformed."""
 
-    def __init__(self, old: Backbone, new: Backbone) -> None:
+    def __init__(self, old: Backbone, new: Backbone, transform: Transform = torch.Tensor.float) -> None:
         super().__init__()
-        self.old, self.new = old, new
+        self.old, self.new, self._transform = old, new, transform
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """`features` (rows, 2 x feature) and `labels`."""
-        pair = [backbone(batch.inputs).float() for backbone in (self.old, self.new)]
+        pair = [self._transform(backbone(batch.inputs).float()) for backbone in (self.old, self.new)]
         return {"features": torch.cat(pair, dim=1), "labels": batch.labels}
 
 
@@ -100,13 +100,22 @@ class Drift(nn.Module):
         self.options, self._size, self._placement = options, size, placement
         self.map = None
 
-    def learn(self, task: Task, teacher: Teacher | None, solver: Solver, batches: PassBatches, stream: Stream) -> Plan:
-        """Learn the map from the teacher's features of the task's images to the solver's. Nothing is done at the base
-        task, when there is no teacher, and if the backbone is frozen: features do not move then."""
+    def learn(
+        self,
+        task: Task,
+        teacher: Teacher | None,
+        solver: Solver,
+        batches: PassBatches,
+        stream: Stream,
+        transform: Transform = torch.Tensor.float,
+    ) -> Plan:
+        """Learn the map from the teacher's features of the task's images to the solver's, both transformed as what is
+        stored of them. Nothing is done at the base task, when there is no teacher, and if the backbone is frozen:
+        features do not move then."""
         if teacher is None or solver.backbone.is_frozen:
             return
         o = self.options
-        module = PairCollector(teacher.network.backbone, solver.backbone)
+        module = PairCollector(teacher.network.backbone, solver.backbone, transform)
         images = batches("drift", task.train, o.passes > 0)
         pairs = CachedFeatures.from_pass(
             (yield DataPass("drift features", module, images, epochs=max(1, o.passes))), len(task.train)

@@ -1,57 +1,68 @@
 """A normal distribution of the features of each class, from which features of old classes are drawn."""
 
+from typing import Literal, Self
+
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from etag.core.options import Options
 from etag.core.random import Placement, Stream
 from etag.core.scenario import Task
-from etag.core.work import Batch, Plan
-from etag.methods.parts.drift import Drift, DriftOptions, PassBatches
-from etag.models.modules import StoredTensors
-from etag.models.solver import Solver, Teacher
+from etag.core.work import Batch
+from etag.methods.parts.drift import Drift, DriftOptions
+from etag.methods.parts.fidelity import FidelityOptions
+from etag.methods.parts.generators import NormalSampler
+from etag.methods.parts.stored_classes import StoredClasses, StoredClassesGenerator
 
-JITTER = 1e-5  # added to every variance, as in EFC's release: with few images a covariance is singular
+JITTER = 1e-5  # added to every variance, as in EFC's release: with few images a covariance may be singular
 
 
-class ClassGaussians(StoredTensors):
+class ClassGaussians(StoredClasses):
     """The mean of each class, and a factor F of its covariance F F'. A factor is as large as a covariance, and a
-    feature is drawn as mean + F z, where z is standard normal."""
+    feature is drawn as mean + F z, where z is standard normal. With a `power` below 1 all of that is of features raised
+    to this power; they must not be negative."""
 
-    means: Tensor  # (classes, feature)
     factors: Tensor  # (classes, feature, feature)
-    drift: Drift | None
 
-    def __init__(self, size: int, drift: DriftOptions | None = None, placement: Placement | None = None) -> None:
-        super().__init__()
-        self.drift = None if drift is None else Drift(drift, size, placement or Placement())
-        self.store(means=torch.empty(0, size), factors=torch.empty(0, size, size))
+    def __init__(
+        self, size: int, drift: DriftOptions | None = None, placement: Placement | None = None, power: float = 1.0
+    ) -> None:
+        super().__init__(size, drift, placement)
+        self._power = power
+        self.store(factors=torch.empty(0, size, size))
+
+    def transform(self, features: Tensor) -> Tensor:
+        """Features raised to the power."""
+        return features.float() if self._power == 1 else features.float().clamp(min=0).pow(self._power)
 
     def add_task(self, task: Task, features: Tensor, labels: Tensor) -> None:
         """Add the task's classes."""
-        means, factors = [], []
+        means, factors, transformed = [], [], self.transform(features)
         for label in range(task.num_old, task.num_seen):
-            rows = features[labels == label].double()
+            rows = transformed[labels == label].double()
             centered = rows - rows.mean(0)
             covariance = centered.T @ centered / max(1, len(rows) - 1)
-            lower: Tensor = torch.linalg.cholesky(covariance + JITTER * torch.eye(len(covariance)).to(covariance))
+            covariance.diagonal().add_(JITTER)
             means.append(rows.mean(0).float())
-            factors.append(lower.float())
+            factors.append(torch.linalg.cholesky(covariance).float())
         self.store(
             means=torch.cat([self.means, torch.stack(means)]), factors=torch.cat([self.factors, torch.stack(factors)])
         )
 
-    def follow(self, task: Task, teacher: Teacher | None, solver: Solver, batches: PassBatches, stream: Stream) -> Plan:
-        """After the solver has learned a task, and before the task's classes are added: move means and covariances of
-        old classes to where the new backbone puts them. Nothing is done without `drift`."""
-        if self.drift is None:
-            return
-        yield from self.drift.learn(task, teacher, solver, batches, stream)
-        self.store(means=self.drift(self.means), factors=self.drift.map_factors(self.factors))
-        self.drift.reset()
+    def move_by(self, drift: Drift) -> None:
+        """Apply a learned linear map to means and covariances."""
+        super().move_by(drift)
+        self.store(factors=drift.map_factors(self.factors))
 
     def move(self, steps: Tensor) -> None:
         """Add one step to the mean of each class; covariances stay."""
         self.store(means=self.means + steps)
+
+    def remove_class(self, label: int) -> None:
+        """Remove one class."""
+        rest = [other for other in range(len(self.means)) if other != label]
+        self.store(means=self.means[rest], factors=self.factors[rest])
 
     def sample(self, labels: Tensor, noise: Tensor) -> Tensor:
         """One feature of each of these classes, from one row of standard normal noise each."""
@@ -59,10 +70,57 @@ class ClassGaussians(StoredTensors):
         for label in sorted(set(labels.tolist())):
             rows = labels == label
             features[rows] += noise[rows] @ self.factors[label].T
-        return features
+        return features if self._power == 1 else features.clamp(min=0).pow(1 / self._power)
 
     def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels drawn uniformly from the old classes, and one feature for each. `rows` is the number for the global
-        batch; the result is this process's share."""
+        """Labels drawn uniformly from the old classes, and one feature drawn for each."""
         labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
         return labels, self.sample(labels, batch.draws.normal("replay noise", rows, self.means.shape[1]))
+
+
+class GaussianOptions(Options):
+    """A normal distribution of the features of each class in place of a generator."""
+
+    kind: Literal["gaussians"] = Field("gaussians", description="a mean and a covariance per class")
+    power: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="the distributions are of features raised to this power, which makes skewed ones more normal "
+        "(Tukey); 1: of the features themselves, as always where a backbone's may be negative",
+    )
+    drift: DriftOptions | None = Field(
+        None, description="learned drift compensation of means and covariances (LDC); null: they stay as they were"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_linear(self.drift)
+        return self
+
+    def create(
+        self, size: int, _: Stream, placement: Placement, __: FidelityOptions, signed: bool = False
+    ) -> "GaussianGenerator":
+        """Distributions of features of this size, still of no class."""
+        return GaussianGenerator(ClassGaussians(size, self.drift, placement, 1.0 if signed else self.power))
+
+
+class GaussianGenerator(StoredClassesGenerator):
+    """Draws features from the distribution of their class."""
+
+    role = "gaussians"
+    network: ClassGaussians
+
+    def remove_class(self, label: int) -> None:
+        """Remove the distribution of a class."""
+        self.network.remove_class(label)
+
+    def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor:
+        """Features drawn from the current distributions."""
+        return self.network.sample(labels, normal("gaussians", self.network.means.shape[1]))
+
+
+def check_linear(drift: DriftOptions | None) -> None:
+    """Raise an error for a drift that covariances cannot follow."""
+    if drift is not None and drift.map == "mlp":
+        raise ValueError("drift.map=mlp cannot move covariances: choose linear or least_squares")
