@@ -139,11 +139,10 @@ class _TinyMaps(torch.autograd.Function):
         if context.needs_input_grad[1]:
             pixels = x.to(rows.dtype).permute(0, 2, 3, 1).flatten(1)
             parts = (rows.t() @ pixels).view(height, width, outputs, height, width, channels)
-            placed = [  # where each output pixel has its part of the kernel
-                functional.pad(parts[row, column], (0, 0, 1 - column, 2 - width + column, 1 - row, 2 - height + row))
-                for row, column in product(range(height), range(width))
-            ]
-            of_weight = torch.stack(placed).sum(0, dtype=weight.dtype).permute(0, 3, 1, 2)
+            kernel = weight.new_zeros(outputs, 3, 3, channels)
+            for row, column in product(range(height), range(width)):  # of the output pixel
+                _part_seen(kernel, row, column, height, width).add_(parts[row, column])
+            of_weight = kernel.permute(0, 3, 1, 2)
         if context.needs_input_grad[2]:
             of_bias = gradient.sum((0, 2, 3))
         return of_x, of_weight, of_bias
@@ -152,10 +151,14 @@ class _TinyMaps(torch.autograd.Function):
 def _all_to_all(weight: Tensor, height: int, width: int) -> Tensor:
     """The weights of the linear layer: one row per output pixel and channel, one column per input pixel and channel."""
     kernel = weight.to(torch.bfloat16).permute(0, 2, 3, 1)
-    seen = [
-        kernel[:, 1 - row :, 1 - column :][:, :height, :width] for row, column in product(range(height), range(width))
-    ]
+    seen = [_part_seen(kernel, row, column, height, width) for row, column in product(range(height), range(width))]
     return torch.stack(seen).flatten(2).flatten(0, 1)
+
+
+def _part_seen(kernel: Tensor, row: int, column: int, height: int, width: int) -> Tensor:
+    """The part of a kernel (output, row, column, channel) with which an output pixel sees a map: one entry per pixel of
+    the map."""
+    return kernel[:, 1 - row : 1 - row + height, 1 - column : 1 - column + width]
 
 
 class _ChannelsLastGradient(torch.autograd.Function):
