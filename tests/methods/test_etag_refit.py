@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from etag.core.errors import EtagError
 from etag.experiments.config import resolve
+from etag.methods.parts import refit
 from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.penalty import PENALTIES
 from etag.methods.parts.refit import RidgeRefit, TrainedRefit
@@ -203,11 +204,50 @@ def test_the_generated_features_come_from_the_old_generator(lab):
     sample = generator.sample
     generator.sample = lambda labels, normal: seen.append((labels, sample(labels, normal))) or seen[-1][1]
     made.works(1)
-    (labels, generated), stream = seen[0], made.method.stream("refit")
+    (labels, generated), stream = seen[0], made.method.stream("refit", 0)
     codes = torch.randn(len(labels), 5, generator=stream.torch_generator("replay codes"))
     with torch.no_grad():
         torch.testing.assert_close(generated, generator.old.network.decode(codes, labels))
     assert not generated.requires_grad
+
+
+def test_many_features_are_added_up_in_parts(begun, monkeypatch):
+    """The head is that of all features at once; penalty and temperature are chosen on a share of them."""
+    made = begun(generator={"train": {"steps": 2, "batch_size": 8}}, **RIDGE)
+    features, labels = torch.rand(1, 40, 32, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2 + 3
+    generator, head, drawn = made.method.generator, made.method.solver.head, []
+    monkeypatch.setattr(refit, "AT_A_TIME", 16)
+
+    def sample(old, normal):
+        drawn.append((old, normal("codes", 32)))
+        return drawn[-1][1].abs() + old[:, None]
+
+    def weights():
+        drawn.clear()
+        plan = RidgeRefit().plan(
+            head,
+            generator,
+            made.task(1),
+            CachedFeatures(features, labels),
+            1.0,
+            made.method.stream("refit"),
+            made.context.placement,
+        )
+        assert list(plan) == []
+        return head.weight.detach().double().clone()
+
+    generator.sample = sample
+    weights()
+    assert [len(old) for old, _ in drawn] == [16, 16, 16, 12]
+    assert not torch.equal(drawn[0][1], drawn[1][1]), "every part has draws of its own"
+    x = torch.cat([sample(old, lambda *_, noise=noise: noise) for old, noise in list(drawn)] + [features[0]])
+    y = torch.cat([old for old, _ in drawn[:4]] + [labels])
+    expected = naive_ridge(x.double().numpy(), np.eye(5)[y.numpy()], 1.0)[0].T
+    monkeypatch.setattr(refit, "PENALTIES", (1.0,))
+    for most in (100, 10):  # rows that are left out
+        monkeypatch.setattr(refit, "LEFT_OUT", most)
+        found = weights()
+        np.testing.assert_allclose(found / found.norm(), expected / np.linalg.norm(expected), rtol=1e-4, atol=1e-6)
 
 
 def test_it_follows_every_task_and_the_next_one_starts_from_it(lab):
