@@ -1,7 +1,8 @@
 """Whole runs in float32 and in bf16-mixed: accuracy and seconds; and eTag with the preset `fast` in bf16-mixed.
 
     ETAG_DATA=FOLDER python benchmarks/whole_runs.py [--recipe cifar100-cpu] [--methods etag gfr lwf lucir]
-                                                     [--set data.order=null] [--seeds 5] [--jobs 2] [--store FOLDER]
+                                                     [--set data.order=null] [--seeds 5] [--first 0] [--jobs 2]
+                                                     [--store FOLDER]
 
 Each run is an `etag run` with one thread. Runs of a seed (a class order) follow each other, so that both precisions
 have the same conditions. With a store, finished runs are not repeated, and interrupted ones are resumed.
@@ -49,12 +50,14 @@ def compared(title: str, results: list[tuple[float, float]], reference: list[tup
     """A row of the table: runs, paired by seed with those in float32."""
     accuracies, seconds = zip(*results, strict=True)
     before, before_seconds = zip(*reference, strict=True)
+    pairs = [after - earlier for after, earlier in zip(accuracies, before, strict=True)]
     times = [old / new for old, new in zip(before_seconds, seconds, strict=True)]
     return {
         "run": title,
         "A in float32": f"{statistics.mean(before):.2f}",
         "A": f"{statistics.mean(accuracies):.2f}",
-        "difference (95 % interval)": difference([a - b for a, b in zip(accuracies, before, strict=True)]),
+        "difference (95 % interval)": difference(pairs),
+        "differences by seed": ", ".join(f"{pair:+.2f}" for pair in pairs),
         "s in float32": f"{statistics.mean(before_seconds):.0f}",
         "s": f"{statistics.mean(seconds):.0f}",
         "time, float32 / this one: mean (by seed)": f"{sum(before_seconds) / sum(seconds):.2f} "
@@ -63,7 +66,7 @@ def compared(title: str, results: list[tuple[float, float]], reference: list[tup
 
 
 def main() -> None:
-    arguments = parser(__doc__, seeds=5, jobs=2)
+    arguments = parser(__doc__, seeds=5, first=0, jobs=2)
     arguments.add_argument("--recipe", default="cifar100-cpu")
     arguments.add_argument("--methods", nargs="+", default=["etag", "gfr", "lwf", "lucir"])
     arguments.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
@@ -82,7 +85,9 @@ def all_runs(options: argparse.Namespace, store: Path) -> list[dict[str, str]]:
     set_words = [word for setting in options.set for word in ("--set", setting)]
     with ThreadPoolExecutor(options.jobs) as pool:
         waiting = {}
-        for seed, ((method, name), own) in product(range(options.seeds), contenders.items()):
+        for seed, ((method, name), own) in product(
+            range(options.first, options.first + options.seeds), contenders.items()
+        ):
             words = [options.recipe, "--method", method, "--seed", str(seed), *set_words, *own]
             out = store / f"{method}-{name.replace(', ', '-')}-seed{seed}"
             waiting.setdefault((method, name), []).append(pool.submit(run, out, words))

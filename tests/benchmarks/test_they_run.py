@@ -70,6 +70,7 @@ def test_a_difference_has_students_interval(monkeypatch):
 
     rows = compared("x", [(51.0, 50.0), (53.0, 50.0)], [(50.0, 100.0), (50.0, 75.0)])
     assert rows["difference (95 % interval)"] == "+2.00 (-10.71 to +14.71)"  # quantile 12.706, standard error 1
+    assert rows["differences by seed"] == "+1.00, +3.00"
     assert rows["time, float32 / this one: mean (by seed)"] == "1.75 (2.00, 1.50)"
 
 
