@@ -79,6 +79,16 @@ def test_methods_that_are_searched_with_more_trials_are_refused(tmp_path):
         planned(tmp_path, methods=["fine", "lwf"], search=search)
 
 
+def test_trials_count_for_the_comparison_that_they_are_for(tmp_path):
+    """A method may be searched again for other splits, but not twice for the same."""
+    again = {"recipe": "digits", "seeds": [0], "search": SEARCH | {"split": "b1-2x1", "classes": 3}}
+    both = {"recipe": "digits", "seeds": [0], "search": SEARCH, "splits": ["b2-1x2"], "methods": ["fine", "lwf"]}
+    runs = planned(tmp_path, runs=[both, again | {"splits": ["b3-1x1"], "methods": ["lwf"]}])
+    assert len([name for name in names(runs) if name.startswith("search/")]) == 6
+    with pytest.raises(EtagError, match="different numbers of trials: 2 for fine; 4 for lwf"):
+        planned(tmp_path, runs=[both, again | {"splits": ["b2-1x2"], "methods": ["lwf"], "variants": {"x": {}}}])
+
+
 def test_a_method_that_has_nothing_to_choose_is_not_searched(tmp_path):
     search = {"split": "b1-1x1", "classes": 2, "methods": {"lwf": {"method.weight": [1, 10]}}}
     assert names(planned(tmp_path, methods=["fine", "lwf"], search=search)) == [

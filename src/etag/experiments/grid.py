@@ -187,7 +187,13 @@ class Grid:
         runs = self._plan(lambda _: 0.0, with_adapted=False)
         compared = [run for run in runs if not run.name.startswith(ADAPTED)]
         check_equal(self.name, [(run.label.rpartition("/")[0], run.config, run.own) for run in compared])
-        check_equal_search(self.name, Counter(run.config.method.name for run in runs if run.name.startswith(SEARCH)))
+        trials: dict[tuple[str, ...], Counter[str]] = {}  # of the methods that are compared on the same splits
+        for block in self.blocks:
+            if block.search is not None:
+                counts = trials.setdefault((block.recipe, *(block.splits or [])), Counter())
+                counts.update({method: number for method in block.methods if (number := block.search.trials(method))})
+        for counts in trials.values():
+            check_equal_search(self.name, counts)
         return runs
 
     def plan(self, score: Score) -> list[PlannedRun]:
