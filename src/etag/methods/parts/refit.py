@@ -97,7 +97,7 @@ def fit_ridge(head: LinearHead, parts: Iterable[tuple[Tensor, Tensor]], rows: in
     for features, labels in parts:
         statistics.add(range(classes), class_sums(features.double(), labels, range(classes)))
         tried.append((features[::every], labels[::every]))
-    features, labels = (torch.cat(rows) for rows in zip(*tried, strict=True))
+    features, labels = (torch.cat(part) for part in zip(*tried, strict=True))
     problem = ridge_problem(statistics)
     penalty, errors = min(
         zip(PENALTIES, problem.left_out_errors(features.double(), labels, PENALTIES), strict=True),
