@@ -53,6 +53,10 @@ BENCHMARKS = {
     "scale": ([""], "--methods ridge --classes 8 --images 4 --lesson 4 --size 32"),
     "likelihood": (["--rounds 3"], "--images 2 --classes 3 --rounds 1"),
     "predicting": ([""], "--images 20 --size 8 --width 4 --rounds 1"),
+    "before": (  # the commit before bfloat16 became the default where it is fast
+        ["961d242 predicting"],
+        "HEAD predicting --rounds 1 --images 20 --size 8 --width 4",
+    ),
     "decoding": (
         [
             "{data}/imagenet-mini --batch 16",

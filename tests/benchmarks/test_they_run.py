@@ -48,6 +48,18 @@ def test_exact_mode_asserts_that_losses_agree(task):
     assert "time, plain / exact: minima (medians)" in row
 
 
+@pytest.mark.slow
+def test_before_compares_a_commit_with_this_one():
+    """Every contender has a row; the copy of the commit is removed."""
+    worktrees = ["git", "worktree", "list"]
+    at_first = subprocess.run(worktrees, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rows = table("before.py", "HEAD", "predicting", "--images", 20, "--size", 8, tiny=["--width", "4"])
+    contenders = {row.pop("predicting, 1 round") for row in rows}
+    assert contenders == {"backbone", "predict", "decoding files", "predict from files"}
+    assert all(float(row["now, images/s: best (median)"].split()[0]) > 0 for row in rows)
+    assert subprocess.run(worktrees, cwd=ROOT, capture_output=True, text=True, check=True).stdout == at_first
+
+
 @pytest.mark.parametrize("words", [[], pytest.param(["--method", "lwf"], marks=pytest.mark.slow)])
 def test_precision(words):
     rows = table("precision.py", "--size", 8, "--images", 16, *words)
