@@ -21,12 +21,13 @@ from etag.methods.parts.cached_features import CachedFeatures
 from etag.methods.parts.distillation import l2_term
 from etag.methods.parts.embedding import EmbeddingOptions
 from etag.methods.parts.fidelity import FidelityOptions
-from etag.methods.parts.gaussians import GaussianOptions
+from etag.methods.parts.gaussians import GaussianGenerator, GaussianOptions
 from etag.methods.parts.generators import normal_sampler, options_by_kind, replay_term
 from etag.methods.parts.prototypes import PrototypeOptions
 from etag.methods.parts.refit import RidgeRefit, TrainedRefit, head_phase
 from etag.methods.parts.variational import VariationalOptions
 from etag.methods.registry import method
+from etag.models.prediction import PredictionRule
 
 GeneratorOptions = Annotated[
     VariationalOptions | AdversarialOptions | GaussianOptions | PrototypeOptions, Field(discriminator="kind")
@@ -59,6 +60,9 @@ class EtagOptions(MethodOptions):
     generator: GeneratorOptions = Field(
         VariationalOptions(), description="cvae, wgan, gaussians or prototypes, by `kind` or by name alone"
     )
+    answer: Literal["head", "distances"] = Field(
+        "head", description="what predicts: the head, or FeCAM's distances to the distributions of generator=gaussians"
+    )
     fidelity: FidelityOptions = Field(FidelityOptions(), description="paper or authors' release")
 
     _generator_by_kind = field_validator("generator", mode="before")(options_by_kind("cvae"))
@@ -68,6 +72,8 @@ class EtagOptions(MethodOptions):
     def _check(self) -> Self:
         if self.guidance and self.generator.kind != "cvae":
             raise ValueError(f"guidance needs the conditional VAE: set guidance=false with {self.generator.kind}")
+        if self.answer == "distances" and self.generator.kind != "gaussians":
+            raise ValueError("answer=distances needs the distributions of the classes: set generator=gaussians")
         if self.computes_head and self.generator.kind == "prototypes":
             raise ValueError("refit=ridge needs features that vary: choose generator=cvae, wgan or gaussians")
         if self.computes_head and (self.head.growth == "fixed" or not self.head.bias):
@@ -150,6 +156,14 @@ class ETag(Method[EtagOptions]):
     def embedding_terms(self, task: Task) -> list[Term]:  # noqa: ARG002
         """Empty: `solver_terms` has them already."""
         return []
+
+    def prediction_rule(self) -> PredictionRule:
+        """The head; or, if it was chosen, the distances."""
+        if self.options.answer == "head":
+            return super().prediction_rule()
+        generator = self.generator
+        assert isinstance(generator, GaussianGenerator)  # EtagOptions allows no other
+        return generator.network.rule()
 
     def generator_weights(self, task: Task) -> dict[str, float]:
         """Eq. (6) at the base task, Eq. (10) after it: the weight of each term of the VAE's loss."""

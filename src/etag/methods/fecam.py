@@ -8,7 +8,7 @@ from torch import Tensor
 from etag.core.random import Stream
 from etag.methods.base import MethodInfo
 from etag.methods.closed_form import ClosedFormMethod, ClosedFormOptions
-from etag.methods.parts.statistics import inverse_of_sum
+from etag.methods.parts.statistics import inverse_of_correlations
 from etag.methods.registry import method
 from etag.models.prediction import Inverse, MahalanobisRule
 
@@ -65,11 +65,5 @@ class FeCAM(ClosedFormMethod[FecamOptions]):
         self.rule.set(s.means, inverses)
 
     def inverse(self, covariance: Tensor) -> Inverse:
-        """R^-1 for the correlations R of the shrunk covariance, which is the covariance + c I + b 1 1'."""
-        size, variances = len(covariance), covariance.diagonal()
-        b = self.options.covariance_shrinkage * (covariance.sum() - variances.sum()) / max(1, size * (size - 1))
-        added = self.options.variance_shrinkage * variances.mean()
-        c = (added - b).clamp(min=1e-12)
-        directions, weights = inverse_of_sum(covariance, c, b)
-        deviations = (variances + added).clamp(min=1e-12).sqrt()
-        return deviations.square() / c, deviations[:, None] * directions, weights
+        """The inverse of the shrunk correlations."""
+        return inverse_of_correlations(covariance, self.options.variance_shrinkage, self.options.covariance_shrinkage)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.methods.test_fecam import naive_scores
 
 from etag.core.random import Draws, Placement, Stream
 from etag.core.scenario import Task
@@ -89,6 +90,18 @@ def test_they_are_saved_and_loaded_into_fresh_ones(learned):
     fresh.load_state_dict(learned.state_dict())
     assert torch.equal(fresh.means, learned.means)
     assert torch.equal(fresh.factors, learned.factors)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_distances_to_the_distributions_are_fecams(power):
+    """FeCAM computes them from the statistics of the features, here they come from the stored factors."""
+    made, every = ClassGaussians(4, power=power), [skewed(task, 30) for task in TASKS]
+    for task, (features, labels) in zip(TASKS, every, strict=True):
+        made.add_task(task, features, labels)
+    x, labels = (torch.cat(part).double().numpy() for part in zip(*every, strict=True))
+    expected = naive_scores(x, labels, 5, False, power, 1.0, 1.0)
+    found = made.rule()(torch.from_numpy(x).float()).double().numpy()
+    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
 
 
 # -- of features raised to a power ----------------------------------------------------------------

@@ -13,7 +13,9 @@ from etag.core.work import Batch
 from etag.methods.parts.drift import Drift, DriftOptions
 from etag.methods.parts.fidelity import FidelityOptions
 from etag.methods.parts.generators import NormalSampler
+from etag.methods.parts.statistics import inverse_of_correlations
 from etag.methods.parts.stored_classes import StoredClasses, StoredClassesGenerator
+from etag.models.prediction import MahalanobisRule
 
 JITTER = 1e-5  # added to every variance, as in EFC's release: with few images a covariance may be singular
 
@@ -71,6 +73,13 @@ class ClassGaussians(StoredClasses):
             rows = labels == label
             features[rows] += noise[rows] @ self.factors[label].T
         return features if self._power == 1 else features.clamp(min=0).pow(1 / self._power)
+
+    def rule(self) -> MahalanobisRule:
+        """FeCAM's distances to these distributions, as they are now."""
+        rule = MahalanobisRule(self.means.shape[1], self._power)
+        factors = self.factors.double()
+        rule.set(self.means, [inverse_of_correlations(factor @ factor.T) for factor in factors])
+        return rule
 
     def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels drawn uniformly from the old classes, and one feature drawn for each."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from etag.core.work import Batch
 from etag.models.backbone import Backbone
 from etag.models.modules import StoredTensors
+from etag.models.prediction import Inverse
 
 NEGLIGIBLE = 1e-10  # the share of the largest variance below which there is only rounding
 
@@ -149,6 +150,19 @@ def shrunk(covariance: Tensor, share: float) -> Tensor:
     """A covariance moved towards a multiple of the identity with the same trace: `share` 1 is that multiple."""
     mean = covariance.diagonal().mean()
     return (1 - share) * covariance + share * mean * torch.eye(len(covariance)).to(covariance)
+
+
+def inverse_of_correlations(
+    covariance: Tensor, variance_shrinkage: float = 1.0, covariance_shrinkage: float = 1.0
+) -> Inverse:
+    """R^-1 for the correlations R of the shrunk covariance, which is the covariance + c I + b 1 1' (FeCAM)."""
+    size, variances = len(covariance), covariance.diagonal()
+    b = covariance_shrinkage * (covariance.sum() - variances.sum()) / max(1, size * (size - 1))
+    added = variance_shrinkage * variances.mean()
+    c = (added - b).clamp(min=1e-12)
+    directions, weights = inverse_of_sum(covariance, c, b)
+    deviations = (variances + added).clamp(min=1e-12).sqrt()
+    return deviations.square() / c, deviations[:, None] * directions, weights
 
 
 def inverse_of_sum(covariance: Tensor, c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
