@@ -63,7 +63,7 @@ def etag(*words, cwd):
     )
 
 
-def test_a_grid_is_every_combination(tmp_path):
+def test_a_grid_is_every_combination_and_all_blocks_have_a_seed_before_any_has_the_next(tmp_path):
     blocks = [
         {"methods": ["fine", "gfr"], "seeds": [0, 3]},
         {"methods": ["etag"], "variants": {"": {}, "tau1": {"method.embedding.tau": 1.0}}},
@@ -71,13 +71,16 @@ def test_a_grid_is_every_combination(tmp_path):
     ]
     runs = Grid.load(grid_file(tmp_path, runs=blocks)).plan(lambda _: None)
     assert names(runs) == [
-        *(f"b2-1x2/{method}-seed{seed}" for seed in (0, 3) for method in ("fine", "gfr")),
+        "b2-1x2/fine-seed0",
+        "b2-1x2/gfr-seed0",
         "b2-1x2/etag-seed0",
         "b2-1x2/etag-tau1-seed0",
         "b2-1x2/lwf-seed0",
         "b0-2x2/lwf-seed0",
+        "b2-1x2/fine-seed3",
+        "b2-1x2/gfr-seed3",
     ]
-    assert [run.config.method.embedding.tau for run in runs[4:6]] == [3.0, 1.0]
+    assert [run.config.method.embedding.tau for run in runs[2:4]] == [3.0, 1.0]
     assert {run.config.model.width for run in runs} == {4}
 
 
@@ -319,9 +322,9 @@ def test_the_recorded_grid_has_the_notice_and_all_planned_runs(tmp_path):
     content = recorded(tmp_path)
     assert content["notice"] == "Withdrawn: the lengths differ."
     assert content["bench"]["runs"] == [
-        "b2-1x2/fine-bad-seed0",
         "search/b1-1x1/lwf-lr=1e-09-seed0",
         "search/b1-1x1/lwf-lr=0.003-seed0",
+        "b2-1x2/fine-bad-seed0",
         "b2-1x2/lwf-seed0",
     ]
     text = (tmp_path / "results" / "grid.yaml").read_text()

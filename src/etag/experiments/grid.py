@@ -201,7 +201,11 @@ class Grid:
         return self._plan(score, with_adapted=True)
 
     def _plan(self, score: Score, with_adapted: bool) -> list[PlannedRun]:
+        """Trials first, then all blocks' runs of the first seed, then of the next: an unfinished grid holds complete
+        comparisons."""
+        seeds = [seed for block in self.blocks for seed in block.seeds]
         runs = [run for block in self.blocks for run in _runs(block, score, with_adapted)]
+        runs.sort(key=lambda run: -1 if run.name.startswith(SEARCH) else seeds.index(run.config.seed))
         runs = [run for place, run in enumerate(runs) if not (run.name.startswith(ADAPTED) and run in runs[:place])]
         if twice := [name for name, times in Counter(run.name for run in runs).items() if times > 1]:
             raise EtagError(
@@ -228,7 +232,7 @@ def _appendable(text: str, content: dict[str, Any]) -> str:
 
 
 def _runs(block: Block, score: Score, with_adapted: bool) -> Iterator[PlannedRun]:
-    """The runs of a block, seed by seed, so that an unfinished grid holds complete comparisons."""
+    """The runs of a block, seed by seed."""
     splits: list[str | None] = [*block.splits] if block.splits else [None]
     chosen: dict[str, dict[str, Any]] = {method: {} for method in block.methods}
     if block.search is not None:
