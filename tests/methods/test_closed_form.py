@@ -197,10 +197,51 @@ def test_the_original_features_are_added(lab):
     torch.testing.assert_close(both, torch.cat([adapted.mean((2, 3)), original.mean((2, 3))], dim=1))
 
 
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("branches", ["full", "short"])
+def test_the_features_of_the_auxiliaries_are_added(lab, original, branches):
+    """Each branch behind its stage, with the weights that it has after the base task; the auxiliaries are gone."""
+    features = {"source": "base", "branches": True, "original": original}
+    made = lab("ncm", {"embedding": {"branches": branches}, "features": features}, epochs=1)
+    assert not made.method.solver.auxiliaries, "there are none but during the base task"
+    task, trained = made.task(0), []
+    made.method.begin_task(task)
+    plan = made.method.phases(task)
+    made.engine.train(next(plan))
+    trained = [{key: value.clone() for key, value in a.state_dict().items()} for a in made.method.solver.auxiliaries]
+    assert len(trained) == 3
+    result = made.engine.run_pass(next(plan))
+    backbone = made.method.solver.backbone
+    assert not made.method.solver.auxiliaries
+    for branch, weights in zip(backbone.branches, trained, strict=True):
+        for key, value in branch.state_dict().items():
+            assert torch.equal(value, weights[f"branch.{key}"]), key
+    assert backbone.output_size == (4 + original) * backbone.feature_size == result["total"].shape[1]
+    maps, expected = made.preprocess.centered(task.test.pixels), []
+    with torch.no_grad():
+        found = backbone.eval()(maps)
+        for number, stage in enumerate(backbone.stages):
+            maps = stage(maps)
+            if number < 3:
+                expected.append(backbone.branches[number](maps).mean((2, 3)))
+    size = backbone.feature_size
+    torch.testing.assert_close(found[:, : 4 * size], torch.cat([maps.mean((2, 3)), *expected], dim=1))
+    trainable = {id(parameter) for parameter in backbone.parameters_to_train}
+    assert trainable == {id(parameter) for parameter in backbone.stages.parameters()}
+
+
+def test_without_branches_nothing_of_the_auxiliaries_is_stored(lab):
+    made = lab("fecam", {"embedding": {}}, epochs=1)
+    made.learn(0)
+    assert not made.method.solver.auxiliaries
+    assert not made.method.solver.backbone.branches
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"features": {"source": "weights"}}, "set model.weights"),
+        ({"features": {"branches": True}}, r"set method\.embedding"),
         ({"features": {"original": True}}, r"features\.original"),
     ],
 )

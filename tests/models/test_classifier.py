@@ -114,7 +114,8 @@ def test_features_may_be_classified_without_their_images(learned):
 def test_a_description_has_no_path_of_initial_weights_and_nothing_of_the_method(learned):
     _, classifier = learned("etag")
     description = classifier.describe()
-    assert set(description) == {"model", "channels", "size", "signed", "original", "rule", "familiarity", "temperature"}
+    of_features = {"signed", "original", "branches", "short_branches"}
+    assert set(description) == {"model", "channels", "size", *of_features, "rule", "familiarity", "temperature"}
     assert "weights" not in description["model"]
     names = {name.partition(".")[0] for name in classifier.state_dict()}
     assert names == {"backbone", "rule"}, "no auxiliaries, no generator"

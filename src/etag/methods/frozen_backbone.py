@@ -16,6 +16,7 @@ from etag.core.random import Stream
 from etag.core.scenario import Task
 from etag.core.work import Plan
 from etag.methods.base import Method, MethodOptions
+from etag.models.modules import Modules
 
 
 class FrozenFeatureOptions(Options):
@@ -28,6 +29,10 @@ class FrozenFeatureOptions(Options):
     )
     original: bool = Field(
         False, description="with source=base: add the features of the backbone as it was before the base task (APER)"
+    )
+    branches: bool = Field(
+        False,
+        description="with embedding distillation: add the features of its auxiliary classifiers, one set for each",
     )
 
 
@@ -53,10 +58,16 @@ class FrozenBackboneMethod(Method[OptionsT]):
         return not self.solver.backbone.is_frozen and (source == "base" or (source == "auto" and not loaded))
 
     def build(self, stream: Stream) -> None:
-        """A backbone that remembers its first state, if asked."""
+        """A backbone that remembers its first state and keeps branches, if asked. The auxiliary classifiers themselves
+        exist only while the base task is trained."""
         super().build(stream)
         if self.options.features.original:
             self.solver.backbone.add_original()
+        if self.embedding is not None:
+            if self.options.features.branches:
+                branches = [auxiliary.branch for auxiliary in self.solver.auxiliaries]
+                self.solver.backbone.add_branches(branches, self.embedding.options.branches == "short")
+            self.solver.auxiliaries = Modules()
 
     def check(self, task_sizes: Sequence[int]) -> None:
         """Check that the options fit together."""
@@ -76,6 +87,12 @@ class FrozenBackboneMethod(Method[OptionsT]):
                 "method.features.original needs a backbone that is trained: set method.features.source=base."
             )
 
+        if self.embedding is None and self.options.features.branches:
+            raise EtagError(
+                "method.features.branches needs auxiliary classifiers, which embedding distillation trains on the base "
+                "task: set method.embedding={}, or leave it out."
+            )
+
     def new_head_classes(self, classes: int) -> int:
         """All, or the base classes if the head is to train the backbone, or none."""
         return classes if self.head_for_all_classes or (len(self.task_sizes) == 1 and self.adapts) else 0
@@ -85,9 +102,12 @@ class FrozenBackboneMethod(Method[OptionsT]):
         return index > 0 or not self.adapts
 
     def begin_task(self, task: Task) -> None:
-        """No teacher: nothing is distilled. Remember the backbone as it is before the base task, if asked."""
+        """No teacher: nothing is distilled. Before the base task, remember the backbone as it is, if
+        asked, and add the auxiliary classifiers."""
         if task.index == 0 and self.options.features.original:
             self.solver.backbone.copy_original()
+        if task.index == 0 and self.embedding is not None:
+            self.embedding.build(self.solver, self.context.stream.child("initial"))
         self.add_classes(task.num_new)
         self.move_to_device()
 
@@ -95,6 +115,9 @@ class FrozenBackboneMethod(Method[OptionsT]):
         """Train the backbone at the base task; then learn from features."""
         if task.index == 0 and self.adapts:
             yield self.solver_phase(task, [self.cross_entropy(task)])
+            for branch, auxiliary in zip(self.solver.backbone.branches, self.solver.auxiliaries, strict=False):
+                branch.load_state_dict(auxiliary.branch.state_dict())
+            self.solver.auxiliaries = Modules()
         yield from self.learn_task(task)
 
     @abstractmethod

@@ -75,6 +75,9 @@ class Backbone(nn.Module, ABC):
         super().__init__()
         # copies of the stages that train, as they were first, for a second set of features
         self.original: Modules[nn.Sequential] | None = None
+        # branches behind the first stages that train, for one more set of features each
+        self.branches: Modules[nn.Module] = Modules()
+        self.short_branches = False
 
     @abstractmethod
     def new_stage(self, number: int, short: bool = False) -> nn.Sequential:
@@ -95,7 +98,12 @@ class Backbone(nn.Module, ABC):
         stages = list(self.stages)
         for stage in stages[: self.frozen]:
             images = stage(images)
-        features = [self._through(images, stages[self.frozen :])]
+        maps, more = images, []
+        for number, stage in enumerate(stages[self.frozen :]):
+            maps = stage(maps)
+            if number < len(self.branches):
+                more.append(pooled(self.branches[number](maps)))
+        features = [self.pool(maps), *more]
         if self.original is not None:
             features.append(self._through(images, self.original))
         return torch.cat(features, dim=1) if len(features) > 1 else features[0]
@@ -107,8 +115,13 @@ class Backbone(nn.Module, ABC):
 
     @property
     def output_size(self) -> int:
-        """The size of what `forward` returns: one set of features, or two."""
-        return self.feature_size * (1 if self.original is None else 2)
+        """The size of what `forward` returns: one set of features, or more."""
+        return self.feature_size * (1 + len(self.branches) + (self.original is not None))
+
+    def add_branches(self, branches: Iterable[nn.Module], short: bool) -> None:
+        """From now on return more sets of features, of these branches (see `branch`) behind the first stages that
+        train."""
+        self.branches, self.short_branches = Modules(branches), short
 
     def add_original(self) -> None:
         """From now on return a second set of features: of copies of the stages that train (see `copy_original`)."""
@@ -148,8 +161,8 @@ class Backbone(nn.Module, ABC):
         return [] if self.is_frozen else [each for each in self.parameters() if id(each) not in frozen]
 
     @property
-    def _frozen_stages(self) -> list[nn.Sequential]:
-        return [*list(self.stages)[: self.frozen], *(self.original or ())]
+    def _frozen_stages(self) -> list[nn.Module]:
+        return [*list(self.stages)[: self.frozen], *self.branches, *(self.original or ())]
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the stages that train; frozen ones stay in evaluation mode."""

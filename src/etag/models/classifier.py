@@ -64,6 +64,8 @@ class Classifier(nn.Module):
             "size": self._size,
             "signed": self.backbone.signed,
             "original": self.backbone.original is not None,
+            "branches": len(self.backbone.branches),
+            "short_branches": self.backbone.short_branches,
             "rule": describe(self.rule),
             "familiarity": describe(self.familiarity),
             "temperature": self.temperature,
@@ -78,6 +80,8 @@ class Classifier(nn.Module):
             backbone, rule = new_backbone(model, channels, size, values["signed"]), build_empty(values["rule"])
             if values["original"]:
                 backbone.add_original()
+            short, stages = values.get("short_branches", False), range(1, values.get("branches", 0) + 1)
+            backbone.add_branches((backbone.branch(backbone.frozen + stage, short) for stage in stages), short)
             if not isinstance(rule, PredictionRule):
                 raise ValueError("the saved classifier has no prediction rule")
             familiarity = build_empty(values.get("familiarity"))

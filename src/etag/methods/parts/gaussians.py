@@ -77,8 +77,9 @@ class ClassGaussians(StoredClasses):
     def rule(self) -> MahalanobisRule:
         """FeCAM's distances to these distributions, as they are now."""
         rule = MahalanobisRule(self.means.shape[1], self._power)
-        factors = self.factors.double()
-        rule.set(self.means, [inverse_of_correlations(factor @ factor.T) for factor in factors])
+        if len(self.means):
+            factors = self.factors.double()
+            rule.set(self.means, [inverse_of_correlations(factor @ factor.T) for factor in factors])
         return rule
 
     def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
