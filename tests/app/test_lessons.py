@@ -116,6 +116,24 @@ def test_other_methods_learn_lessons_too(digits_folder, tmp_path, method):
     assert found["images"] == 50
 
 
+def test_etag_plus_trains_in_the_first_lesson_only_and_says_so(digits_folder, tmp_path):
+    model = tmp_path / "model"
+    first = etag("learn", model, digits_folder("first", (0, 1, 2)), "--method", "etag+", *settings(generator=False))
+    assert first.returncode == 0, first.stderr
+    assert "etag+, 120 steps of 16 images" in first.stdout
+    weights = [part.clone() for part in ModelDirectory(model).load_classifier()[0].backbone.parameters()]
+    second = etag("learn", model, digits_folder("second", (3, 4)))
+    assert second.returncode == 0, second.stderr
+    assert "etag+, one pass over the images" in second.stdout
+    after = ModelDirectory(model).load_classifier()[0].backbone
+    assert all(torch.equal(*pair) for pair in zip(weights, after.parameters(), strict=True))
+    files = digits_folder("test", range(5), first=100, count=20)
+    assert printed(etag("evaluate", model, files, "--json"))["accuracy"] > 0.7
+    assert "neither images nor features of single images are stored" in etag("info", model).stdout
+    done = etag("export", model, "--torch", tmp_path / "model.pt2")
+    assert done.returncode == 0, done.stderr
+
+
 def test_given_weights_are_frozen_and_get_a_head_in_closed_form(digits_folder, tmp_path):
     weights = save(network("vit"), tmp_path / "vit")
     done = etag("learn", tmp_path / "m", digits_folder("third", (5, 6)), "--weights", weights)

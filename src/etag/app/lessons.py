@@ -351,7 +351,7 @@ def _announce(
     training = config.train.for_task(len(about.task_sizes))
     length = f"{training.steps} steps" if training.steps else f"{training.epochs} epochs"
     length = f"{length} of {training.batch_size} images"
-    if model.train == "head" and hasattr(METHODS[about.method], "updates_exactly"):
+    if (model.train == "head" or about.task_sizes) and hasattr(METHODS[about.method], "updates_exactly"):
         length = "one pass over the images"  # nothing is trained
     size, width = about.preprocess.size, f" of width {model.width}" if model.width else ""
     print_line(
