@@ -8,13 +8,12 @@ processes of its own. The table has what both print in images per second.
 
 import os
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from measure import counted, parser, print_table
+from measure import counted, parser, print_table, row
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,10 +30,6 @@ def speeds(tree: Path, name: str, words: list[str]) -> dict[str, float]:
     return {match[1]: float(cell.split()[0]) for match, cell in found if match}
 
 
-def shown(values: list[float]) -> str:
-    return f"{max(values):.1f} ({statistics.median(values):.1f})"
-
-
 def main() -> None:
     arguments = parser(__doc__, rounds=5)
     arguments.add_argument("commit")
@@ -45,23 +40,16 @@ def main() -> None:
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, options.commit], cwd=ROOT, check=True)
         try:
             rounds = [
-                {"before": speeds(tree, options.name, words), "now": speeds(ROOT, options.name, words)}
+                {when: speeds(folder, options.name, words) for when, folder in (("before", tree), ("now", ROOT))}
                 for _ in range(options.rounds)
             ]
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
-    rows = []
+    title, rows = f"{options.name}, {counted(options.rounds, 'round')}", []
     for contender in sorted(rounds[0]["before"].keys() & rounds[0]["now"].keys()):
-        before, now = ([measured[when][contender] for measured in rounds] for when in ("before", "now"))
-        ratio, middle = max(now) / max(before), statistics.median(now) / statistics.median(before)
-        rows.append(
-            {
-                f"{options.name}, {counted(options.rounds, 'round')}": contender,
-                f"at {options.commit}, images/s: best (median)": shown(before),
-                "now, images/s: best (median)": shown(now),
-                "time, before / now: minima (medians)": f"{ratio:.3f} ({middle:.3f})",
-            }
-        )
+        times = {when: [1 / measured[when][contender] for measured in rounds] for when in ("before", "now")}
+        cells = row("", times, images=1)  # seconds per image
+        rows.append({title: contender} | {name: cell for name, cell in cells.items() if name != "setting"})
     print_table(rows)
 
 

@@ -230,6 +230,16 @@ def test_the_features_of_the_auxiliaries_are_added(lab, original, branches):
     assert trainable == {id(parameter) for parameter in backbone.stages.parameters()}
 
 
+@pytest.mark.parametrize("name", ["gc", "bir"])
+def test_methods_on_cached_features_use_all_sets_too(lab, name):
+    made = lab(name, {"embedding": {}, "features": {"branches": True, "original": True}}, epochs=1)
+    made.learn(0, 1)
+    images = made.preprocess.centered(made.task(0).test.pixels)
+    with torch.no_grad():
+        assert made.method.solver.backbone.eval()(images).shape[1] == 5 * made.method.solver.backbone.feature_size
+        assert made.method.classifier().eval()(images).shape == (len(images), 5)
+
+
 def test_without_branches_nothing_of_the_auxiliaries_is_stored(lab):
     made = lab("fecam", {"embedding": {}}, epochs=1)
     made.learn(0)

@@ -241,6 +241,8 @@ BAD = [
     ("lucir", {"method.exemplars.total": 9}, "less than one image for each of the 10 classes"),
     ("lwm", {"method.stage": 9}, "this backbone has 4 stages"),
     ("b4", {"method.guidance": True}, "guidance needs the conditional VAE: set guidance=false with prototypes"),
+    ("fetril", {"method.features.original": True}, "leave out method.features.original and method.features.branches"),
+    ("fetril", {"method.embedding": {}, "method.features.branches": True}, "the head of fetril is trained with the"),
     ("gfr", {"method.answer": "distances"}, "set generator=gaussians"),
     ("gfr", {"method.generator": "wgn"}, "'cvae', 'wgan', 'gaussians', 'prototypes'"),
     ("b4", {"method.generator.kind": "gaussians", "method.generator.drift.map": "mlp"}, "cannot move covariances"),

@@ -129,7 +129,7 @@ class BIR(FrozenFeatureMethod[BirOptions]):
     def build(self, stream: Stream) -> None:
         """Store the network and its optimizer state too."""
         super().build(stream)
-        o, features = self.options.generator, self.solver.backbone.feature_size
+        o, features = self.options.generator, self.solver.backbone.output_size
         self.network = build(
             lambda: ReplayNetwork(features, o.latent, o.hidden, o.silent), stream.torch_generator("generator")
         )

@@ -86,11 +86,15 @@ class FrozenBackboneMethod(Method[OptionsT]):
             raise EtagError(
                 "method.features.original needs a backbone that is trained: set method.features.source=base."
             )
-
         if self.embedding is None and self.options.features.branches:
             raise EtagError(
                 "method.features.branches needs auxiliary classifiers, which embedding distillation trains on the base "
                 "task: set method.embedding={}, or leave it out."
+            )
+        if self.head_for_all_classes and self.solver.backbone.output_size > self.solver.backbone.feature_size:
+            raise EtagError(
+                f"the head of {self.options.name} is trained with the backbone, on its own features alone: leave out "
+                "method.features.original and method.features.branches."
             )
 
     def new_head_classes(self, classes: int) -> int:
@@ -102,12 +106,13 @@ class FrozenBackboneMethod(Method[OptionsT]):
         return index > 0 or not self.adapts
 
     def begin_task(self, task: Task) -> None:
-        """No teacher: nothing is distilled. Before the base task, remember the backbone as it is, if
-        asked, and add the auxiliary classifiers."""
-        if task.index == 0 and self.options.features.original:
-            self.solver.backbone.copy_original()
-        if task.index == 0 and self.embedding is not None:
-            self.embedding.build(self.solver, self.context.stream.child("initial"))
+        """No teacher: nothing is distilled. Before the base task, remember the backbone as it is, if asked, and add the
+        auxiliary classifiers."""
+        if task.index == 0:
+            if self.options.features.original:
+                self.solver.backbone.copy_original()
+            if self.embedding is not None:
+                self.embedding.build(self.solver, self.context.stream.child("initial"))
         self.add_classes(task.num_new)
         self.move_to_device()
 

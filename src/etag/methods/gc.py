@@ -94,7 +94,7 @@ class GC(FrozenFeatureMethod[GcOptions]):
     def add_classes(self, classes: int) -> None:
         """Add a VAE for each new class."""
         super().add_classes(classes)
-        o, features = self.options.generator, self.solver.backbone.feature_size
+        o, features = self.options.generator, self.solver.backbone.output_size
         generator = self.stream("grow").torch_generator("generator")
         self.class_vaes.append(build(lambda: ClassVAEs(classes, features, o.latent, o.hidden), generator))
 
