@@ -509,6 +509,38 @@ def test_an_update_trains_head_and_generator_on_more_images_and_leaves_the_backb
     assert method.task_sizes == [3, 2]
 
 
+def test_in_an_update_every_class_has_the_same_share(lab):
+    laboratory = lab("etag")
+    laboratory.learn(0, 1)
+    method, task = laboratory.method, replace(laboratory.task(1), num_old=5, num_new=0)
+    own = sorted(set(task.train.labels.tolist()))  # two of the five classes
+    method.begin_task(task)
+    plan = method.update(task, 1)
+    images = plan.send(None)
+    phase = plan.send(laboratory.engine.run_pass(images))
+    for batch in phase.batches.epoch(0):
+        terms = phase.module(batch)
+        labels = torch.tensor([label for label in range(5) if label not in own])
+        drawn = labels[batch.draws.integers("replay labels", 0, 3, batch.total)]
+        features = method.generator.replayed(drawn, batch, batch.total)
+        logits = torch.cat([method.solver.head(batch.inputs), method.solver.head(features)])
+        losses = torch.nn.functional.cross_entropy(logits, torch.cat([batch.labels, drawn]), reduction="none")
+        real, replayed = losses.split(len(drawn))
+        torch.testing.assert_close(terms["ce"], 2 / 5 * real.mean())
+        torch.testing.assert_close(terms["replay"], 3 / 5 * replayed.mean())
+
+
+def test_an_update_of_all_classes_replays_none(lab):
+    laboratory = lab("etag")
+    laboratory.learn(0)
+    method, task = laboratory.method, replace(laboratory.task(0), index=1, num_old=3, num_new=0)
+    method.begin_task(task)
+    plan = method.update(task, 1)
+    phase = plan.send(laboratory.engine.run_pass(plan.send(None)))
+    (batch,) = list(phase.batches.epoch(0))[:1]
+    assert phase.module(batch).keys() == {"ce"}
+
+
 def test_forgetting_a_class_leaves_the_scores_of_the_others(lab):
     laboratory = lab("etag")
     laboratory.learn(0, 1)

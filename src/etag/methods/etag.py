@@ -188,16 +188,20 @@ class ETag(Method[EtagOptions]):
     # -- more than the paper ---------------------------------------------------------------------------------------
 
     def update(self, task: Task, number: int) -> Plan:
-        """Learn more images of known classes: train head and generator on their features and generated ones."""
+        """Learn more images of known classes: train head and generator on their features, and on generated ones of all
+        other classes, so that every class has the same share."""
         generator, head, stream = require(self.generator), self.solver.head, self.stream("update", number)
         training, placement = generator.update_training, self.context.placement
         generator.begin_task(task)
         result = yield self.features_pass("features", task.train, generator.augmented_passes)
         features = CachedFeatures.from_pass(result, len(task.train))
-        yield head_phase(head, generator, task, features, training, 1.0, stream.child("head"), placement)
-        updated = len(set(features.labels.tolist()))
+        updated = features.labels.unique()
+        others = torch.arange(task.num_seen).to(updated)
+        others = others[~torch.isin(others, updated)]
+        shares = len(updated) / task.num_seen, len(others) / task.num_seen
+        yield head_phase(head, generator, task, features, training, others, shares, stream.child("head"), placement)
         weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance)}
-        weights["match"] = max(1, task.num_seen - updated) / updated  # as lambda_vae: other classes per updated class
+        weights["match"] = max(1, len(others)) / len(updated)  # as lambda_vae: other classes per updated class
         yield from generator.learn(task, features, weights, head, stream)
 
     @property

@@ -80,7 +80,7 @@ class PASS(Method[PassOptions]):
         """Cross-entropy on old prototypes with noise of the base classes' radius."""
 
         def compute(step: StepData) -> Tensor:
-            labels, features = self.prototypes.replay(step.batch, task, step.batch.total, noise=True)
+            labels, features = self.prototypes.noisy_replay(step.batch, task, step.batch.total)
             return cross_entropy(self.solver.head(features) / self.options.tau, labels * self.outputs_per_class)
 
         return Term("replay", compute, self.options.replay_weight)

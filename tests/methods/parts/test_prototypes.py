@@ -92,7 +92,7 @@ def test_without_spread_the_prototypes_themselves_are_generated(learned):
 
 
 def test_noise_is_as_wide_as_the_base_classes(learned):
-    labels, features = learned.replay(BATCH, TASKS[1], 6000, noise=True)
+    labels, features = learned.noisy_replay(BATCH, TASKS[1], 6000)
     assert torch.equal(labels, learned.replay(BATCH, TASKS[1], 6000)[0])
     for label in range(3):
         rows, width = features[labels == label], learned.radius.expand(4)
@@ -101,14 +101,14 @@ def test_noise_is_as_wide_as_the_base_classes(learned):
 
 
 def test_with_a_radius_every_coordinate_has_noise_of_its_own(learned):
-    labels, features = learned.replay(BATCH, TASKS[1], 6000, noise=True)
+    labels, features = learned.noisy_replay(BATCH, TASKS[1], 6000)
     apart = torch.corrcoef((features - learned.means[labels]).T) - torch.eye(4)
     assert apart.abs().max() < 0.05
 
 
 def test_a_steps_draws_decide_and_another_steps_are_others(learned):
     other = Batch(BATCH.inputs, BATCH.labels, Draws(Stream.root(0).child("next")), 4)
-    one, same, another = (learned.replay(batch, TASKS[1], 8, noise=True)[1] for batch in (BATCH, BATCH, other))
+    one, same, another = (learned.noisy_replay(batch, TASKS[1], 8)[1] for batch in (BATCH, BATCH, other))
     assert torch.equal(one, same)
     assert not torch.equal(one, another)
 

@@ -82,10 +82,9 @@ class ClassGaussians(StoredClasses):
             rule.set(self.means, [inverse_of_correlations(factor @ factor.T) for factor in factors])
         return rule
 
-    def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels drawn uniformly from the old classes, and one feature drawn for each."""
-        labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
-        return labels, self.sample(labels, batch.draws.normal("replay noise", rows, self.means.shape[1]))
+    def replayed(self, labels: Tensor, batch: Batch, rows: int) -> Tensor:
+        """One feature drawn for each of these classes."""
+        return self.sample(labels, batch.draws.normal("replay noise", rows, self.means.shape[1]))
 
 
 class GaussianOptions(Options):

@@ -83,10 +83,16 @@ class FeatureGenerator(ABC):
         """Forget a class; the labels after it move down by one."""
         raise EtagError("a generator of this kind cannot forget a class: choose kind=cvae.")
 
-    @abstractmethod
     def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels drawn uniformly from the old classes, and one generated feature for each, without gradient. `rows` is
         the number for the global batch; the result is this process's share."""
+        labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
+        return labels, self.replayed(labels, batch, rows)
+
+    @abstractmethod
+    def replayed(self, labels: Tensor, batch: Batch, rows: int) -> Tensor:
+        """One generated feature of each of these old classes, without gradient; `labels` are this process's share of
+        `rows`."""
 
     def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor | None:  # noqa: ARG002
         """Features of these classes from the current network; None where all samples of a class are the same."""
@@ -144,11 +150,10 @@ class NetworkGenerator(FeatureGenerator, Generic[OptionsT, N]):
         self.network.grow(classes, stream.torch_generator("generator"))
 
     @torch.no_grad()
-    def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels of old classes, and features of them from the previous task's network."""
-        labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
+    def replayed(self, labels: Tensor, batch: Batch, rows: int) -> Tensor:
+        """Features of old classes from the previous task's network."""
         old = require(self.old).network
-        return labels, self.generate(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
+        return self.generate(old, labels, lambda purpose, size: batch.draws.normal(purpose, rows, size))
 
     def sample(self, labels: Tensor, normal: NormalSampler) -> Tensor:
         """Features of these classes from the current network."""
@@ -200,19 +205,25 @@ def replay_term(generator: FeatureGenerator, task: Task, head: LinearHead, scope
 
 
 class HeadObjective(nn.Module):
-    """Cross-entropy of the head on real features and on equally many generated features of old classes."""
+    """Cross-entropy of the head on real features, and on equally many generated features of the `replayed` classes, if
+    there are any. `weights` are those of the two."""
 
-    def __init__(self, head: LinearHead, generator: FeatureGenerator, task: Task, replay_weight: float) -> None:
+    def __init__(
+        self, head: LinearHead, generator: FeatureGenerator, seen: int, replayed: Tensor, weights: tuple[float, float]
+    ) -> None:
         super().__init__()
-        self.head, self._generator, self._task, self._replay_weight = head, generator, task, replay_weight
+        self.head, self._generator, self._seen = head, generator, seen
+        self._replayed, self._weights = replayed, weights
 
     def forward(self, batch: Batch) -> Terms:
         """Both terms, weighted."""
-        labels, features = self._generator.replay(batch, self._task, batch.total)
-        return {
-            "ce": cross_entropy(self.head(batch.inputs), batch.labels, 0, self._task.num_seen),
-            "replay": self._replay_weight * cross_entropy(self.head(features), labels, 0, self._task.num_seen),
-        }
+        real, generated = self._weights
+        terms = {"ce": real * cross_entropy(self.head(batch.inputs), batch.labels, 0, self._seen)}
+        if len(self._replayed):
+            labels = self._replayed[batch.draws.integers("replay labels", 0, len(self._replayed), batch.total)]
+            features = self._generator.replayed(labels, batch, batch.total)
+            terms["replay"] = generated * cross_entropy(self.head(features), labels, 0, self._seen)
+        return terms
 
 
 def options_by_kind(default: str) -> Callable[[Any], Any]:

@@ -32,13 +32,14 @@ class Prototypes(StoredClasses):
             self.store(radius=torch.stack([rows.var(0, correction=0) for rows in classes]).mean().sqrt())
         self.store(means=torch.cat([self.means, means]))
 
-    def replay(self, batch: Batch, task: Task, rows: int, noise: bool = False) -> tuple[Tensor, Tensor]:
-        """Labels drawn uniformly from the old classes, and their means; with normal noise of the radius on request."""
-        labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
-        means = self.means[labels]
-        if noise:
-            means = means + batch.draws.normal("replay noise", rows, means.shape[1]) * self.radius
-        return labels, means
+    def replayed(self, labels: Tensor, batch: Batch, rows: int) -> Tensor:  # noqa: ARG002
+        """The means of these classes."""
+        return self.means[labels]
+
+    def noisy_replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
+        """Labels drawn uniformly from the old classes, and their means with normal noise of the radius."""
+        labels, means = self.replay(batch, task, rows)
+        return labels, means + batch.draws.normal("replay noise", rows, means.shape[1]) * self.radius
 
 
 class PrototypeOptions(Options):

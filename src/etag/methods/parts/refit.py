@@ -44,7 +44,8 @@ class TrainedRefit(TrainOptions):
         placement: Placement,
     ) -> Plan:
         """Train the head; `weight` is that of generated features."""
-        yield head_phase(head, generator, task, features, self, weight, stream, placement)
+        old = torch.arange(task.num_old).to(features.labels)
+        yield head_phase(head, generator, task, features, self, old, (1.0, weight), stream, placement)
 
 
 class RidgeRefit(Options):
@@ -114,12 +115,14 @@ def head_phase(
     task: Task,
     features: CachedFeatures,
     training: TrainOptions,
-    weight: float,
+    replayed: Tensor,
+    weights: tuple[float, float],
     stream: Stream,
     placement: Placement,
 ) -> Phase:
-    """Train the head alone on cached features of the task's images and on generated ones, which have this weight."""
+    """Train the head alone on cached features of the task's images and on generated ones of the `replayed` classes;
+    `weights` are those of the two."""
     training = training.for_task(task.index)
-    objective = HeadObjective(head, generator, task, weight)
+    objective = HeadObjective(head, generator, task.num_seen, replayed, weights)
     batches = features.batches(training, stream, placement)
     return Phase("head", objective, batches, (ParameterGroup(list(head.parameters())),), training)

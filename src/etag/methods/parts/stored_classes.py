@@ -33,10 +33,15 @@ class StoredClasses(StoredTensors):
     def add_task(self, task: Task, features: Tensor, labels: Tensor) -> None:
         """Add the task's classes."""
 
-    @abstractmethod
     def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
         """Labels drawn uniformly from the old classes, and one feature for each. `rows` is the number for the global
         batch; the result is this process's share."""
+        labels = batch.draws.integers("replay labels", 0, task.num_old, rows)
+        return labels, self.replayed(labels, batch, rows)
+
+    @abstractmethod
+    def replayed(self, labels: Tensor, batch: Batch, rows: int) -> Tensor:
+        """One feature of each of these classes; `labels` are this process's share of `rows`."""
 
     def follow(self, task: Task, teacher: Teacher | None, solver: Solver, batches: PassBatches, stream: Stream) -> Plan:
         """After the solver has learned a task, and before the task's classes are added: move what is stored of old
@@ -80,6 +85,6 @@ class StoredClassesGenerator(FeatureGenerator):
         self.network.add_task(task, features.all_features, features.all_labels)
         yield from ()
 
-    def replay(self, batch: Batch, task: Task, rows: int) -> tuple[Tensor, Tensor]:
-        """Labels and features of old classes."""
-        return self.network.replay(batch, task, rows)
+    def replayed(self, labels: Tensor, batch: Batch, rows: int) -> Tensor:
+        """Features of old classes."""
+        return self.network.replayed(labels, batch, rows)
