@@ -1,6 +1,8 @@
 """Lessons through the command line: learn, learn more, update, forget, roll back."""
 
 import json
+import re
+import shutil
 
 import pytest
 import torch
@@ -180,3 +182,49 @@ def test_training_starts_from_given_weights(learned, digits_folder, tmp_path):
     for name, value in given.items():
         if value.is_floating_point() and "running" not in name:
             torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)
+
+
+# -- what is said of classes whose images are gone ---------------------------------------------------
+
+
+def test_after_a_later_lesson_only_honest_figures_of_old_classes_are_printed(copied, digits_folder):
+    done = etag("learn", copied, digits_folder("third", (5, 6)), "--set", "train.steps=4")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    (taken,) = [line for line in lines if "were taken for a class of an earlier lesson" in line]
+    held_out, right = 10, sum(int(line.split("(")[1].split(" of ")[0]) for line in lines if "  digit" in line)
+    assert 0 <= int(taken.split(" of ")[0]) <= held_out - right
+    history = printed(etag("info", copied, "--json"))["history"]
+    for number, digits in enumerate(("digit 0, digit 1 and digit 2", "digit 3 and digit 4"), start=1):
+        accuracy = history[number - 1]["evaluation"]["accuracy"]
+        images = history[number - 1]["evaluation"]["images"]
+        assert f"  lesson {number} ({digits}): {accuracy:.1%} of {images} held-out images" in lines
+    assert f"`etag evaluate {copied} FOLDER` measures them now, on labeled images of yours." in lines
+    assert "generated" not in done.stdout
+
+
+def test_an_update_prints_what_happened_to_every_group_of_classes(copied, digits_folder):
+    done = etag("learn", copied, digits_folder("more", (1, 4), first=40, count=30), "--update")
+    assert done.returncode == 0, done.stderr
+    assert "2 known classes: 48 images to train on, 12 held out" in done.stdout
+    assert "updated 2 classes with 48 images" in done.stdout
+    assert " new " not in done.stdout
+    updated = re.search(r"updated classes: (\S+)% of 12 held-out images .* \(before the update (\S+)%", done.stdout)
+    before = [int(word) for word in re.findall(r"of 6; before (\d)", done.stdout)]
+    assert sum(before) / 12 == pytest.approx(float(updated[2]) / 100, abs=1e-3)
+    classifier, about = ModelDirectory(copied).load_classifier()
+    assert about.parent == 2
+    groups = re.findall(r"lesson (\d) \((.*)\): (\S+)% -> (\S+)%(  <- fell)?", done.stdout)
+    assert [(number, classes) for number, classes, *_ in groups] == [("1", "digit 0 and digit 2"), ("2", "digit 3")]
+    for _, _, earlier, later, fell in groups:
+        assert bool(fell) == (float(later) < float(earlier) - 5)
+    fell = ", ".join(number for number, *_, mark in groups if mark)
+    assert (f"harmed classes of lesson {fell}." in done.stdout) if fell else ("warning" not in done.stdout)
+
+
+def test_an_update_in_closed_form_is_said_to_be_exact(with_statistics, digits_folder, tmp_path):
+    shutil.copytree(with_statistics, tmp_path / "model")
+    done = etag("learn", tmp_path / "model", digits_folder("more ones", (1,), first=130, count=30), "--update")
+    assert done.returncode == 0, done.stderr
+    assert "other classes: the model is what it would be if these images had been there from the start." in done.stdout
+    assert "warning" not in done.stdout

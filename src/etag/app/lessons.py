@@ -14,6 +14,7 @@ from rich.console import Console
 from etag.app import settings as default_settings
 from etag.app.folders import LessonImages, lesson_files, lesson_images
 from etag.app.labels import WrongLabel, wrong_labels
+from etag.app.update_check import UpdateCheck, UpdateReport
 from etag.core.errors import EtagError
 from etag.core.files import make_private_folder, user_cache
 from etag.core.options import RuntimeOptions
@@ -56,6 +57,8 @@ class LessonResult:
     lesson: Lesson
     about: ModelInfo
     learned_held_out: bool  # whether the held-out images were learned too, after they were evaluated
+    taken_for_old: int  # held-out images of new classes that were taken for an old class
+    update: UpdateReport | None  # how an update of known classes changed the model; None if the classes are new
 
 
 def learn_folder(
@@ -267,14 +270,25 @@ def learn(
                 feature_folder=feature_folder,
                 distribute=distribute,
             )
+            check = UpdateCheck(learner, task, images.names) if images.update else None
             evaluation = learner.learn(task, chosen)
         after = learner.about
         assert learner.calibration is not None
         places = {name: after.classes.index(name) for name in images.names}
         rows = {name: evaluation.confusion[place] for name, place in places.items()}
         per_class = {name: (row[places[name]], sum(row)) for name, row in rows.items()}
-        exact = isinstance(method, UpdatesExactly)
-        results.append(LessonResult(per_class, suspects, learner.calibration, after.history[-1], after, exact))
+        results.append(
+            LessonResult(
+                per_class,
+                suspects,
+                learner.calibration,
+                after.history[-1],
+                after,
+                learned_held_out=isinstance(method, UpdatesExactly),
+                taken_for_old=0 if images.update else sum(sum(row[: task.num_old]) for row in rows.values()),
+                update=None if check is None else check.report(),
+            )
+        )
 
     launch(options, work)
     return results[0]

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from etag.cli.printing import echo, echo_json
+from etag.cli.lesson_result import print_lesson, wrong_label_text
+from etag.cli.printing import echo, echo_json, print_some
 
 if TYPE_CHECKING:
-    from etag.app.labels import WrongLabel
-    from etag.app.lessons import LessonResult
     from etag.app.predicting import Prediction
 
 app = typer.Typer()
@@ -113,61 +112,7 @@ def learn(
         echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)
         raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
     if result is not None:
-        _print_result(model, result)
-
-
-def _print_result(model: Path, result: "LessonResult") -> None:
-    from etag.core.text import data_size, duration
-    from etag.evaluation.intervals import accuracy_interval
-    from etag.learner.calibration import ENOUGH
-    from etag.learner.model_directory import ModelDirectory
-
-    def interval(right: int, images: int) -> str:
-        low, high = accuracy_interval(right, images)
-        return f"95 % interval: {low:.1%} to {high:.1%}"
-
-    lesson = result.lesson
-    kind = "known" if lesson.kind == "update" else "new"
-    echo(f"learned {len(lesson.classes)} classes from {lesson.images} images in {duration(lesson.seconds)}.")
-    right, images = map(sum, zip(*result.per_class.values(), strict=True))
-    if images:
-        echo(
-            f"{kind} classes: {right / images:.1%} of {images} held-out images are classified correctly "
-            f"({interval(right, images)}; all known classes compete)"
-            + (". Then the model learned these images, too:" if result.learned_held_out else "")
-        )
-    for name, (right, images) in result.per_class.items():
-        if images:
-            echo(f"  {right / images:6.1%}  {name} ({right} of {images}; {interval(right, images)})")
-        else:
-            echo(f"          {name} (not tested: its only image was needed for training)")
-    if result.calibration.threshold is None:
-        echo(f"`etag predict --reject` cannot be used yet: it needs {ENOUGH} held-out images.")
-    _print_some("likely in the wrong folder", map(_wrong_label, result.wrong_labels))
-    if result.calibration.generated_accuracy is not None:
-        earlier = [past.evaluation for past in result.about.history[:-1] if past.evaluation is not None]
-        echo(
-            "old classes: their images are not stored, so they cannot be tested. Accuracy on generated features: "
-            f"{result.calibration.generated_accuracy:.1%} (expect less on real images). Accuracy when first learned: "
-            f"{', '.join(f'{evaluation.accuracy:.1%}' for evaluation in earlier)}."
-        )
-    sizes = ModelDirectory(model).sizes()
-    echo(f"{model}: {data_size(sum(sizes.values()))}; predicting needs {data_size(sizes['classifier'])} of it.")
-
-
-def _print_some(title: str, lines: Iterable[str], most: int = 10) -> None:
-    """Print some of the lines below a title, and how many more there are; nothing if there are none."""
-    found = list(lines)
-    if found:
-        echo(f"{title}: {len(found)}")
-    for line in found[:most]:
-        echo(f"  {line}")
-    if len(found) > most:
-        echo(f"  and {len(found) - most} more")
-
-
-def _wrong_label(found: "WrongLabel") -> str:
-    return f"{found.path}: in the folder of '{found.label}', looks like '{found.predicted}'"
+        print_lesson(model, result)
 
 
 @app.command()
@@ -188,17 +133,17 @@ def check(
         echo(f"{folder}: {sum(result.classes.values())} images of {len(result.classes)} classes")
         for name, count in result.classes.items():
             echo(f"  {count:6}  {name}")
-        _print_some(
+        print_some(
             "cannot be read",
             (f"{path}: {reason}" for path, reason in result.unreadable.items()),
             len(result.unreadable),
         )
         copies = "the same content in several classes, where at most one label is right"
-        _print_some(copies, map(" = ".join, result.copies_across_classes))
-        _print_some("the same content several times in one class", map(" = ".join, result.copies))
-        _print_some(f"classes of fewer than {FEW} images", (f"{result.classes[name]:6}  {name}" for name in result.few))
-        _print_some("likely in the wrong folder", map(_wrong_label, result.wrong_labels))
-        _print_some(f"'{model}' predicts another class", map(_wrong_label, result.contradicted))
+        print_some(copies, map(" = ".join, result.copies_across_classes))
+        print_some("the same content several times in one class", map(" = ".join, result.copies))
+        print_some(f"classes of fewer than {FEW} images", (f"{result.classes[name]:6}  {name}" for name in result.few))
+        print_some("likely in the wrong folder", map(wrong_label_text, result.wrong_labels))
+        print_some(f"'{model}' predicts another class", map(wrong_label_text, result.contradicted))
         if result.left_out is not None:
             echo(result.left_out)
         if not result.found:

@@ -1,6 +1,7 @@
 """Printing. Everything that a command prints goes through here, so that no name can do anything to a terminal."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import typer
@@ -35,3 +36,14 @@ def print_table(rows: list[list[str]], columns: tuple[str, ...] = (), dim: int |
     for row in rows:
         table.add_row(*(Text(printable(cell), "dim" if place == dim else "") for place, cell in enumerate(row)))
     Console(highlight=False).print(table)
+
+
+def print_some(title: str, lines: Iterable[str], most: int = 10) -> None:
+    """Print some of the lines below a title, and how many more there are; nothing if there are none."""
+    found = list(lines)
+    if found:
+        echo(f"{title}: {len(found)}")
+    for line in found[:most]:
+        echo(f"  {line}")
+    if len(found) > most:
+        echo(f"  and {len(found) - most} more")

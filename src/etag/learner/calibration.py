@@ -18,12 +18,11 @@ ENOUGH = round(1 / REJECTED)  # images and generated features: with fewer, nobod
 
 @dataclass(frozen=True)
 class Calibration:
-    """The temperature and threshold of a classifier, and its accuracy on generated features of old classes."""
+    """The temperature and threshold of a classifier."""
 
     temperature: float
     threshold: float | None  # None: there were never enough held-out images
     lesson_threshold: float | None  # from the images of this lesson alone
-    generated_accuracy: float | None  # None where the method generates no features
 
 
 @torch.no_grad()
@@ -34,24 +33,22 @@ def calibrate(
     `held_out` from training, both stay those of the model `before` the lesson, with two exceptions: in a first lesson
     the temperature is fitted all the same, and thresholds by class statistics are combined over lessons."""
     scores, labels, familiarity = (predictions[name].cpu() for name in ("scores", "label", "familiarity"))
-    accuracy = None
     if old_classes and isinstance(method, GeneratesFeatures):
         old = torch.arange(old_classes).repeat_interleave(GENERATED)
         features = method.generate_features(old)
         if features is not None:
             generated = method.classifier().classify(features).cpu()
-            accuracy = (generated.argmax(1) == old).double().mean().item()
             scores, labels = torch.cat([scores, generated]), torch.cat([labels, old])
             held_out += len(old)
     few = held_out < ENOUGH
     temperature = before.temperature if few and old_classes else fit_temperature(scores, labels)
     if isinstance(method, MeasuresFamiliarity):
         own = familiarity.quantile(REJECTED).item() if held_out else None
-        return Calibration(temperature, _combined(before.history, own, held_out), own, accuracy)
+        return Calibration(temperature, _combined(before.history, own, held_out), own)
     if few:
-        return Calibration(temperature, before.threshold, None, accuracy)
+        return Calibration(temperature, before.threshold, None)
     threshold = (scores / temperature).softmax(1).amax(1).quantile(REJECTED).item()
-    return Calibration(temperature, threshold, threshold, accuracy)
+    return Calibration(temperature, threshold, threshold)
 
 
 def _combined(history: Sequence[Lesson], threshold: float | None, images: int) -> float | None:
