@@ -24,8 +24,9 @@ import numpy as np
 import torch
 
 from etag.app.evaluating import evaluate_folder
-from etag.app.lessons import learn_folder
+from etag.app.lessons import LessonOptions, learn_folder
 from etag.app.sources import source_folders
+from etag.app.talk import Talk
 from etag.learner.model_directory import ModelDirectory
 
 TUNE = ["model.train=last-2", "train.lr=1e-3", "train.epochs=6"]
@@ -67,13 +68,16 @@ def learn(
     model: Path, lessons: list[Path], method: str, options: argparse.Namespace, seed: int, settings: list[str]
 ) -> None:
     """Learn the lessons that the model has not learned yet."""
-    given, keywords = {"method": method, "seed": seed}, {"print_line": print, "cache_features": options.cache}
+    given = {"method": method, "seed": seed}
     known = len(ModelDirectory(model).about().history) if ModelDirectory(model).exists() else 0
     for number, lesson in list(enumerate(lessons))[known:]:
         first = number == 0
         chosen = settings if first else [word for word in settings if word.startswith(("train.", "runtime."))]
         from_scratch = options.from_scratch and first
-        learn_folder(model, lesson, given if first else {}, chosen, from_scratch=from_scratch, **keywords)
+        lesson_options = LessonOptions(
+            given if first else {}, chosen, from_scratch=from_scratch, cache_features=options.cache
+        )
+        learn_folder(model, lesson, lesson_options, Talk(print))
 
 
 def trial(home: Path, method: str, seed: int, options: argparse.Namespace) -> dict[str, float]:

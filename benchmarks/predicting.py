@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from etag.app.lessons import first_lesson
+from etag.app.lesson_config import first_lesson
 from etag.app.predicting import BATCH, predict_files, predict_pixels, unlabeled_images
 from etag.core.random import Placement
 from etag.engine.runtime import autocast

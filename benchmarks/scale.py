@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from etag.app.lessons import first_lesson
+from etag.app.lesson_config import first_lesson
 from etag.core.memory import images_at_a_time, reuse_freed_memory
 from etag.core.random import Placement
 from etag.core.scenario import Task

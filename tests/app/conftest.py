@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shutil
+import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from etag.cli import main
+from etag.engine.training import Training
 
 QUICK = ["data.size=8", "model.width=4", "train.batch_size=16", "train.steps=40", "train.base={steps: 120}"]
 QUICK_GENERATOR = ["method.generator.train.steps=60", "method.generator.feature_passes=1", "method.refit.steps=60"]
@@ -94,6 +97,34 @@ def copied(learned, tmp_path):
     """A copy of `learned` that a test may change."""
     shutil.copytree(learned, tmp_path / "model")
     return tmp_path / "model"
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """interrupt(*words): a command of which Ctrl-C stops the training after some steps."""
+
+    def run(*words, steps=45):
+        plain, made = Training._step, []
+
+        def step(*given):
+            made.append(1)
+            if len(made) == steps:
+                os.kill(os.getpid(), signal.SIGINT)
+            return plain(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Training, "_step", step)
+            return etag(*words)
+
+    return run
+
+
+@pytest.fixture
+def interrupted_lesson(copied, digits_folder, interrupt):
+    """A model with a lesson of digits 5 and 6 that was interrupted."""
+    done = interrupt("learn", copied, digits_folder("third", (5, 6)), "--set", "train.steps=100")
+    assert done.returncode == 130, done.stderr
+    return copied
 
 
 def refused(done):

@@ -86,7 +86,8 @@ def test_predictions_in_all_forms_from_files_folders_patterns_and_lists(learned,
     files = list_images(folder)
     table = list(csv.DictReader(io.StringIO(etag("predict", learned, folder, "--format", "csv").stdout)))
     assert [row["path"] for row in table] == files
-    assert set(table[0]) == {"path", "class", "probability"}
+    assert list(table[0]) == ["path", "class", "probability", "rejected", "guess"]
+    assert all(row["class"] == ("" if row["rejected"] == "true" else row["guess"]) for row in table)
     assert all(0 < float(row["probability"]) <= 1 for row in table)
     by_pattern = etag("predict", learned, str(folder / "digit 3" / "*.png"), "--format", "csv").stdout
     from_list = etag("predict", learned, "--format", "csv", stdin="\n".join(files[60:80]) + "\n").stdout
@@ -97,7 +98,7 @@ def test_predictions_in_all_forms_from_files_folders_patterns_and_lists(learned,
     assert len(predictions) == 3
     likely = [prediction["probability"] for prediction in predictions]
     assert likely == sorted(likely, reverse=True)
-    assert predictions[0]["class"] == table[0]["class"]
+    assert predictions[0]["class"] == table[0]["guess"]
     assert files[0] in etag("predict", learned, files[0]).stdout
 
 
@@ -114,14 +115,35 @@ def test_files_that_cannot_be_read_do_not_stop_the_rest(learned, digits_folder, 
 def test_what_is_unlike_all_classes_can_be_rejected(learned, digits_folder):
     files = list_images(digits_folder("test", range(5), first=100, count=20))
     classifier, about = ModelDirectory(learned).load_classifier()
-    predictions = list(predict_files(classifier, about, files, reject=True))
-    rejected = [prediction for prediction in predictions if not prediction.classes]
-    plain = {prediction.path: prediction for prediction in predict_files(classifier, about, files)}
-    assert all(plain[prediction.path].probabilities[0] < about.threshold for prediction in rejected)
-    assert len(rejected) < 50, "most images of known classes pass"
-    assert sum(plain[prediction.path].probabilities[0] >= about.threshold for prediction in predictions) == 100 - len(
-        rejected
+    predictions = list(predict_files(classifier, about, files))
+    rejected = [prediction for prediction in predictions if prediction.rejected]
+    assert 0 < len(rejected) < 50, "most images of known classes pass"
+    for prediction in predictions:
+        assert prediction.rejected == (prediction.probabilities[0] < about.threshold)
+        assert prediction.name == (None if prediction.rejected else prediction.classes[0])
+    plain = list(predict_files(classifier, about, files, reject=False))
+    assert [one.classes for one in plain] == [one.classes for one in predictions]
+    assert not any(one.rejected for one in plain)
+
+
+def test_rejected_images_are_said_to_be_with_their_best_guess_and_the_cost(learned, digits_folder):
+    folder = digits_folder("test", range(5), first=100, count=20)
+    done = etag("predict", learned, folder, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    rejected = [row for row in rows if row["rejected"] == "true"]
+    assert rejected
+    assert all(row["class"] == "" and row["guess"].startswith("digit ") for row in rejected)
+    assert (
+        f"{len(rejected)} of 100 images are rejected: they are unlike all known classes. The threshold rejects about "
+        "5% of images of known classes, too; --no-reject names a class for every image." in done.stderr
     )
+    lines = etag("predict", learned, folder).stdout.splitlines()
+    assert sum("(none of these), at most: " in line for line in lines) == len(rejected)
+    values = [json.loads(line) for line in etag("predict", learned, folder, "--format", "json").stdout.splitlines()]
+    assert [value["class"] is None for value in values] == [value["rejected"] for value in values]
+    plain = etag("predict", learned, folder, "--format", "csv", "--no-reject")
+    assert plain.stderr == ""
+    assert [row["class"] for row in csv.DictReader(io.StringIO(plain.stdout))] == [row["guess"] for row in rows]
 
 
 def test_probabilities_do_not_depend_on_the_batch(learned):

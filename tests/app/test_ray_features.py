@@ -17,7 +17,7 @@ from PIL import Image
 from tests.app.conftest import etag, refused, settings
 
 from etag.app import ray_features
-from etag.app.lessons import learn_folder
+from etag.app.lessons import LessonOptions, learn_folder
 from etag.app.ray_features import RayFeatures
 from etag.core.errors import EtagError
 from etag.core.images import Resize
@@ -277,11 +277,7 @@ def test_a_lesson_whose_worker_is_killed_ends_with_the_same_model(lesson, monkey
     learn_folder(
         model,
         lesson.folder,
-        {"method": "ridge"},
-        SETTINGS,
-        print_line=lambda _: None,
-        ray=RayFeatures(plugin_files=[str(lesson.plugin)], processors=2),
-        verbose=False,
+        LessonOptions({"method": "ridge"}, SETTINGS, ray=RayFeatures(plugin_files=[str(lesson.plugin)], processors=2)),
     )
     thread.join()
     assert killed

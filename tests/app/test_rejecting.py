@@ -17,10 +17,10 @@ KINDS = (("known", (0, 1, 2)), ("unknown", (7, 8)))
 
 
 def rejected_by_predict(model, folder):
-    """For each image of a folder, whether `etag predict --reject` prints no class."""
-    done = etag("predict", model, folder, "--reject", "--format", "json")
+    """For each image of a folder, whether `etag predict` names no class."""
+    done = etag("predict", model, folder, "--format", "json")
     assert done.returncode == 0, done.stderr
-    return [not json.loads(line)["predictions"] for line in done.stdout.splitlines()]
+    return [json.loads(line)["rejected"] for line in done.stdout.splitlines()]
 
 
 def share(values):
@@ -44,7 +44,8 @@ def test_all_ways_to_ask_agree(request, digits_folder, model):
             assert torch.equal(familiarity, probability.amax(1)), "the highest probability"
     text = etag("evaluate", model, known, "--unknown", unknown).stdout
     assert (
-        f"--reject would reject {found['rejected']:.1%} of known images, and {found['unknown_rejected']:.1%} of" in text
+        f"`etag predict` rejects {found['rejected']:.1%} of known images, and {found['unknown_rejected']:.1%} of"
+        in text
     )
     assert "of unknown ones" not in etag("evaluate", model, known).stdout
 
@@ -85,7 +86,9 @@ def test_without_a_threshold_nothing_is_decided(with_statistics, digits_folder, 
         directory._add(content | {"threshold": None}, keep=1)
     folder = digits_folder("known to reject", (0, 1, 2), first=130, count=40)
     assert "has no threshold" in refused(etag("predict", directory.path, folder, "--reject"))
-    assert len(list(predict_files(*directory.load_classifier(), list_images(folder)))) == 120
+    predictions = list(predict_files(*directory.load_classifier(), list_images(folder)))
+    assert len(predictions) == 120
+    assert not any(prediction.rejected for prediction in predictions)
     assert printed(etag("evaluate", directory.path, folder, "--json"))["rejected"] is None
     assert "not calibrated" in etag("info", directory.path).stdout
 
@@ -93,7 +96,7 @@ def test_without_a_threshold_nothing_is_decided(with_statistics, digits_folder, 
 def test_too_few_held_out_images_are_mentioned(tmp_path, digits_folder):
     words = ["--method", "ncm", "--from-scratch", "--set", "data.size=8", "--set", "train.steps=2"]
     done = etag("learn", tmp_path / "model", digits_folder("few", (0, 1), count=5), *words, "--set", "model.width=4")
-    assert "`etag predict --reject` cannot be used yet: it needs 20 held-out images." in done.stdout, done.stderr
+    assert "`etag predict` cannot reject unknown images yet: it needs 20 held-out images." in done.stdout, done.stderr
 
 
 @pytest.mark.skipif(not default_is_installed(), reason="needs the extra `pretrained`")

@@ -5,7 +5,7 @@ import torch
 from lightning_fabric import Fabric
 
 from etag.app.folders import lesson_files, lesson_images
-from etag.app.lessons import _method_and_task
+from etag.app.lesson_task import lesson_task
 from etag.app.update_check import UpdateCheck
 from etag.cli.lesson_result import _print_update
 from etag.engine.runtime import Runtime
@@ -19,7 +19,7 @@ def learner_and_check(copied, digits_folder):
     about = directory.about()
     listing = lesson_files(digits_folder("more", (1, 4), first=40, count=30), about.classes, update=True)
     images = lesson_images(listing, about, memory=100, workers=0, update=True)
-    method, task = _method_and_task(runtime, directory, about, images)
+    method, task = lesson_task(runtime, directory, about, images)
     learner = Learner(method, runtime, about=about)
     return learner, UpdateCheck(learner, task, images.names)
 

@@ -14,7 +14,7 @@ from tests.app.conftest import etag
 from tests.runs import small_config
 
 from etag import IncrementalClassifier
-from etag.app.lessons import forget_class
+from etag.app.class_changes import forget_class
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.experiments.run_directory import RunDirectory
@@ -134,18 +134,18 @@ def test_a_first_lesson_that_was_killed_at_its_beginning_can_be_given_again(tmp_
 
         def begin(model=model):
             with model.locked():
-                model.prepare_checkpoint_folder("a lesson")
+                model.unfinished.prepare(model.version_or_zero, "a lesson")
 
         done = changes.cut_after(last, begin)
         begin()
-        assert (model.unfinished / "task").is_file()
+        assert (model.unfinished.folder / "task").is_file()
         if done:
             return
 
 
 def test_checkpoints_of_a_finished_lesson_are_removed_by_the_next_command(model, changes):
     method, about = model.load_method()
-    model.prepare_checkpoint_folder("a lesson")
+    model.unfinished.prepare(model.version_or_zero, "a lesson")
     for last in range(1000):
         before = model.version
         if changes.cut_after(last, lambda: model.save(method, about)):

@@ -53,14 +53,14 @@ def test_what_was_measured_is_printed_once(choice, line, monkeypatch):
 
 def test_an_unfinished_lesson_remembers_where_it_computes(tmp_path):
     directory = ModelDirectory(tmp_path)
-    assert directory.recorded_runtime is None
-    directory.prepare_checkpoint_folder("a lesson")
-    directory.record_runtime(RuntimeOptions(threads=1, precision="bf16-mixed"))
-    assert directory.recorded_runtime == RuntimeOptions(threads=1, precision="bf16-mixed")
-    (directory.unfinished / "runtime.json").write_text('{"threads": -3}')
-    assert directory.recorded_runtime is None
-    directory.clear_unfinished()
-    assert directory.recorded_runtime is None
+    assert directory.unfinished.runtime is None
+    directory.unfinished.prepare(0, "a lesson")
+    directory.unfinished.record_runtime(RuntimeOptions(threads=1, precision="bf16-mixed"))
+    assert directory.unfinished.runtime == RuntimeOptions(threads=1, precision="bf16-mixed")
+    (directory.unfinished.folder / "runtime.json").write_text('{"threads": -3}')
+    assert directory.unfinished.runtime is None
+    directory.unfinished.clear()
+    assert directory.unfinished.runtime is None
 
 
 def test_the_program_that_starts_the_work_computes_as_before(cores):

@@ -289,7 +289,7 @@ class Checkpoint(Target):
     def read(self):
         directory = RunDirectory(self.folder / "run")
         method, about = directory.model.load_method()
-        checkpoints = directory.model.unfinished / "checkpoints"
+        checkpoints = directory.model.unfinished.checkpoints
         checkpointer = TaskCheckpointer(
             checkpoints, method, len(about.history), RuntimeOptions(), False, Stop(), lambda _: None
         )

@@ -141,7 +141,7 @@ def test_another_thread_interrupts_it_and_it_is_resumed_bit_equal(course, monkey
     assert not thread.is_alive()
     assert len(found) == 1
     task = place[0]
-    assert list((cut.directory.unfinished / "checkpoints").glob("checkpoint-*.json")), "it stopped at a checkpoint"
+    assert list((cut.directory.unfinished.checkpoints).glob("checkpoint-*.json")), "it stopped at a checkpoint"
     assert cut.directory.exists() == (task > 0)
     messages, again = [], Meeting(-1, "", 0)
     learner = cut.learn(*range(task, 2), learner=cut.learner([again], print_line=messages.append))

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from etag.app import settings as default_settings
 from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
-from etag.app.lessons import check_can_learn, first_lesson, learn, next_lesson
+from etag.app.lesson_config import check_can_learn, first_lesson, next_lesson
+from etag.app.lessons import learn
 from etag.app.predicting import is_rejected, predict_pixels, unlabeled_images
+from etag.app.talk import Talk
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.folders import list_classes
@@ -72,7 +74,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 about, config, images = self._from_folder(known, X)
             else:
                 about, config, images = self._from_arrays(known, X, y)
-            result = learn(self._directory, about, images, config.runtime, verbose=self.verbose)
+            talk = Talk(print, shows_progress=True) if self.verbose else Talk()
+            result = learn(self._directory, about, images, config.runtime, talk)
         self._loaded: tuple[Classifier, ModelInfo] | None = None
         self.classes_ = _array(result.about.classes)
         self.n_features_in_ = about.channels * about.preprocess.size**2

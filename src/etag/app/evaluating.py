@@ -9,12 +9,26 @@ from torch import Tensor
 
 from etag.app.predicting import BATCH, is_rejected, predict_pixels, unlabeled_images
 from etag.core.errors import EtagError
+from etag.core.text import listing as listing_text
 from etag.data.folders import as_images, list_classes, list_images
 from etag.data.images import FileImages, unreadable_error
 from etag.evaluation.calibration import calibration_error, unknown_auroc
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
+
+MISTAKES = 24  # are listed
+NAMED = 10  # classes in an error
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An image that was classified wrongly."""
+
+    path: str
+    label: Name
+    predicted: Name
+    probability: float  # of the predicted class
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,8 @@ class FolderEvaluation:
     accuracy: float
     per_class: dict[Name, tuple[int, float]]  # images, and the share of them that is right
     confusion: list[list[int]]  # [true class][predicted class], of all known classes
+    unknown_classes: dict[str, int]  # images of classes that the model does not know; they count as unknown images
+    mistakes: list[Mistake]  # the surest ones first
     calibration_error: float
     auroc: float | None  # of known against unknown images, by how familiar they are
     rejected: float | None  # share of the images that `--reject` would reject; None without a threshold
@@ -35,23 +51,34 @@ class FolderEvaluation:
         classes = [
             {"class": name, "images": count, "accuracy": accuracy} for name, (count, accuracy) in self.per_class.items()
         ]
-        return self.__dict__ | {"per_class": classes}
+        return self.__dict__ | {"per_class": classes, "mistakes": [mistake.__dict__ for mistake in self.mistakes]}
+
+
+def check_evaluation_folder(folder: Path) -> None:
+    """Raise an error unless the folder has a sub-folder of images per class."""
+    list_classes(folder, fewest=1)
 
 
 def evaluate_folder(
     model: Path, folder: Path, unknown: Path | None = None, picture: Path | None = None, workers: int = 1
 ) -> FolderEvaluation:
-    """Evaluate a model on a folder of known classes, and optionally on images of unknown ones."""
+    """Evaluate a model on a folder of images by class. Images of classes that it does not know, and those of the folder
+    `unknown`, tell how well unknown images are recognized."""
     classifier, about = ModelDirectory(model).load_classifier()
     listing = list_classes(folder, fewest=1)
-    if unknown_names := [name for name in listing if name not in about.classes]:
-        raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(unknown_names)}.")
+    strange = {name: files for name, files in listing.items() if name not in about.classes}
+    listing = {name: files for name, files in listing.items() if name not in strange}
+    if not listing:
+        known = listing_text(list(map(str, about.classes)), NAMED)
+        raise EtagError(f"'{model}' knows none of the classes of '{folder}': it knows {known}.")
     images = as_images(listing, workers, about.channels).resized(about.preprocess.resize)
     place = torch.tensor([about.classes.index(name) for name in listing])
     labels, (probability, familiarity) = place[images.labels], _all(classifier, about, images)
-    unfamiliar = None if unknown is None else _unknown(classifier, about, unknown, workers)
-    predicted, classes = probability.argmax(1), len(about.classes)
+    files = [file for own in strange.values() for file in own] + ([] if unknown is None else _files(unknown))
+    unfamiliar = _all(classifier, about, unlabeled_images(files, about, workers))[1] if files else None
+    (surest, predicted), classes = probability.max(1), len(about.classes)
     right = (predicted == labels).double()
+    wrong = [row for row in surest.argsort(descending=True).tolist() if not right[row]][:MISTAKES]
     evaluation = FolderEvaluation(
         images=len(labels),
         accuracy=right.mean().item(),
@@ -60,6 +87,13 @@ def evaluate_folder(
             for name, number in zip(listing, place.tolist(), strict=True)
         },
         confusion=(labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes).tolist(),
+        unknown_classes={name: len(own) for name, own in strange.items()},
+        mistakes=[
+            Mistake(file, about.classes[label], about.classes[guess], surest[row].item())
+            for row, file, label, guess in zip(
+                wrong, images.files[wrong].tolist(), labels[wrong].tolist(), predicted[wrong].tolist(), strict=True
+            )
+        ],
         calibration_error=calibration_error(probability, labels),
         auroc=None if unfamiliar is None else unknown_auroc(familiarity, unfamiliar),
         rejected=_share_rejected(about, familiarity),
@@ -88,9 +122,8 @@ def _all(classifier: Classifier, about: ModelInfo, images: FileImages) -> tuple[
     return torch.cat([probability for probability, _ in found]), torch.cat([familiarity for _, familiarity in found])
 
 
-def _unknown(classifier: Classifier, about: ModelInfo, folder: Path, workers: int) -> Tensor:
-    """How familiar the images of unknown classes are."""
+def _files(folder: Path) -> list[str]:
     files = list_images(folder)
     if not files:
         raise EtagError(f"there are no images in '{folder}'.")
-    return _all(classifier, about, unlabeled_images(files, about, workers))[1]
+    return files

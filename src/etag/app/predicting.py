@@ -20,12 +20,18 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Prediction:
-    """The classes of an image, the likeliest first; or why the image could not be read."""
+    """The likeliest classes of an image, the likeliest first; or why the image could not be read."""
 
     path: str
     classes: tuple[Name, ...] = ()
     probabilities: tuple[float, ...] = ()
+    rejected: bool = False  # whether the image seems to be of no known class
     error: str | None = None
+
+    @property
+    def name(self) -> Name | None:
+        """The class of the image; None if it is rejected or could not be read."""
+        return None if self.rejected or not self.classes else self.classes[0]
 
 
 @torch.inference_mode()
@@ -65,11 +71,13 @@ def predict_files(
     files: Sequence[str],
     *,
     top: int = 1,
-    reject: bool = False,
+    reject: bool | None = None,
     workers: int = 1,
 ) -> Iterator[Prediction]:
-    """A prediction for every file, in their order; files are decoded ahead while others are computed. With `reject`, an
-    image that is less familiar than the model's threshold gets no class."""
+    """A prediction for every file, in their order; files are decoded ahead while others are computed. An image that is
+    less familiar than the model's threshold is rejected, if the model has one; `reject` insists on that, or prevents
+    it."""
+    reject = about.threshold is not None if reject is None else reject
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
     for batch, (rows, pixels, unreadable) in zip(batches, images.decode_batches(batches), strict=True):
@@ -85,7 +93,6 @@ def predict_files(
 
 
 def _prediction(path: str, about: ModelInfo, top: int, probability: Tensor, rejected: bool) -> Prediction:
-    if rejected:
-        return Prediction(path)
     best = probability.topk(min(top, len(probability)))
-    return Prediction(path, tuple(about.classes[place] for place in best.indices.tolist()), tuple(best.values.tolist()))
+    names = tuple(about.classes[place] for place in best.indices.tolist())
+    return Prediction(path, names, tuple(best.values.tolist()), rejected)

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,8 +12,12 @@ from etag.learner.pretrained import default_is_installed, locate
 
 SCRATCH, PRETRAINED = "learn", "learn-pretrained"  # recipes
 FEW_IMAGES = 300  # so few are shown to a pre-trained backbone at its own size on a CPU, more at half of it
+MANY_IMAGES = 5000  # with so many a pre-trained network can be adapted to them
 INSPECTED = 200  # files whose size is read
 SIDES = (32, 64, 128)  # pixels that images are scaled to on a CPU; on a GPU 224 is a choice too
+
+
+Quality = Literal["fast", "balanced", "best"]
 
 
 def for_new_model(
@@ -44,6 +48,20 @@ def side_for(files: Sequence[str]) -> int:
     median = statistics.median(map(min, image_sizes(files[:: max(1, len(files) // INSPECTED)])))
     sides = [*SIDES, 224] if torch.cuda.is_available() else SIDES
     return max([side for side in sides if side <= median], default=SIDES[0])
+
+
+def for_quality(quality: Quality, recipe: str, images: int) -> dict[str, Any]:
+    """What a choice between speed and accuracy changes in a lesson of a new model. With pre-trained weights it is the
+    size of the images, and for `best` with many images the last stages of the network are adapted to them; a network
+    that is trained from scratch is trained for half or twice as long."""
+    if quality == "balanced":
+        return {}
+    if recipe == SCRATCH:
+        return {"train.length_factor": 0.5 if quality == "fast" else 2.0}
+    if quality == "fast":
+        return {"data.size": 96}
+    adaptation = {"model.train": "last-2", "method.features.source": "base", "train.epochs": 6, "train.lr": 1e-3}
+    return {"data.size": 224} | (adaptation if images >= MANY_IMAGES else {})
 
 
 def for_lesson(images: int, batch_size: int) -> dict[str, Any]:

@@ -89,4 +89,4 @@ class UpdateCheck:
             return []
         predicted = self._learner.method.classifier().classify(self._features).argmax(1).cpu()
         sizes = [GENERATED * len(classes) for _, classes in self._groups]
-        return [rows.double().mean().item() for rows in (predicted == self._labels).split(sizes)]
+        return [rows.double().mean().item() for rows in torch.split(predicted == self._labels, sizes)]

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from etag.cli import grids, models
-from etag.cli.models import AsJson, DryRun, Plugins, Settings
+from etag.cli import grids, learning, models
+from etag.cli.options import AsJson, DryRun, Plugins, Settings
 from etag.cli.printing import echo, echo_json, echo_lines, print_table
 
 app = typer.Typer(
@@ -17,9 +17,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Class-incremental image learning that keeps no old data.",
 )
+app.add_typer(learning.app)
 app.add_typer(models.app)
 app.add_typer(grids.app)
-app.add_typer(models.version_commands, name="models")
+app.add_typer(learning.version_commands, name="models")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        echo(f"etag {version('etag-cil')}, Python {sys.version.split()[0]}, PyTorch {version('torch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit.")
+    ] = False,
+) -> None:
+    """Class-incremental image learning that keeps no old data."""
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from etag.cli.models import Plugins
+from etag.cli.options import Plugins
 from etag.cli.printing import echo
 
 if TYPE_CHECKING:

@@ -6,19 +6,25 @@ from typing import TYPE_CHECKING
 from etag.cli.printing import echo, print_some
 
 if TYPE_CHECKING:
+    from etag.app.evaluating import FolderEvaluation
     from etag.app.labels import WrongLabel
     from etag.app.lessons import LessonResult
     from etag.app.update_check import UpdateReport
+    from etag.learner.versions import ModelInfo
 
 NAMED = 5  # classes of a lesson in one line
 
 
-def print_lesson(model: Path, result: "LessonResult") -> None:
-    """Print what was learned and what is known of old classes."""
+def print_lesson(model: Path, result: "LessonResult", quiet: bool = False) -> None:
+    """Print what was learned and what is known of old classes; only warnings if `quiet`."""
     from etag.core.text import data_size, duration
     from etag.learner.calibration import ENOUGH
     from etag.learner.model_directory import ModelDirectory
 
+    if quiet:
+        if result.update is not None:
+            _print_harm(model, result.about.parent, result.update)
+        return
     lesson, verb = result.lesson, "learned" if result.update is None else "updated"
     echo(f"{verb} {_classes(len(lesson.classes))} with {lesson.images} images in {duration(lesson.seconds)}.")
     _print_held_out(result)
@@ -63,8 +69,8 @@ def _print_old_classes(model: Path, result: "LessonResult") -> None:
     """What is known of the classes of earlier lessons, whose images are gone."""
     images = sum(count for _, count in result.per_class.values())
     if images:
-        share = result.taken_for_old / images
-        echo(f"{result.taken_for_old} of these held-out images ({share:.1%}) were taken for a class of an earlier lesson.")
+        taken = f"{result.taken_for_old} of these held-out images ({result.taken_for_old / images:.1%})"
+        echo(f"{taken} were taken for a class of an earlier lesson.")
     echo("classes of earlier lessons were not tested again: their images are not stored. When they were learned:")
     for number, past in enumerate(result.about.history[:-1], start=1):
         if past.kind == "learn":
@@ -85,12 +91,27 @@ def _print_update(model: Path, parent: int | None, report: "UpdateReport") -> No
     for group in report.others:
         fell = "  <- fell" if group.is_drop else ""
         echo(f"  lesson {group.lesson} ({_names(group.classes)}): {group.before:.1%} -> {group.after:.1%}{fell}")
+    _print_harm(model, parent, report)
+
+
+def _print_harm(model: Path, parent: int | None, report: "UpdateReport") -> None:
     if report.harmed:
         lessons = ", ".join(str(group.lesson) for group in report.harmed)
         echo(
-            f"warning: the update harmed classes of lesson {lessons}. `etag models rollback {model}` returns to version "
-            f"{parent}, as it was before; an update with fewer images, or with images of all classes, may harm less."
+            f"warning: the update harmed classes of lesson {lessons}. `etag models rollback {model}` returns to "
+            f"version {parent}, before the update. An update with images of all classes may harm less."
         )
+
+
+def print_evaluation_by_lesson(about: "ModelInfo", folder: Path, evaluation: "FolderEvaluation") -> None:
+    """Print the accuracy on a user's own labeled images, lesson by lesson."""
+    echo(f"'{folder}': {evaluation.accuracy:.1%} of {evaluation.images} images are classified correctly, by lesson:")
+    for number, past in enumerate(about.history, start=1):
+        own = [evaluation.per_class[name] for name in past.classes if name in evaluation.per_class]
+        if past.kind == "learn" and own:
+            images = sum(count for count, _ in own)
+            accuracy = sum(count * share for count, share in own) / images
+            echo(f"  {accuracy:6.1%}  of {images:5}  lesson {number} ({_names(past.classes)})")
 
 
 def _classes(count: int) -> str:

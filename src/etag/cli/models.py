@@ -1,118 +1,24 @@
-"""Commands for folders of images and model directories: learn, check, predict, evaluate, info, export, forget."""
+"""Commands that change no model: check, predict, evaluate, info, export."""
 
 import csv
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from etag.cli.lesson_result import print_lesson, wrong_label_text
+from etag.cli.lesson_result import wrong_label_text
+from etag.cli.options import AsJson, Model, NamedPlugins, Workers
 from etag.cli.printing import echo, echo_json, print_some
 
 if TYPE_CHECKING:
     from etag.app.predicting import Prediction
 
 app = typer.Typer()
-version_commands = typer.Typer(help="Manage the versions of a model.", no_args_is_help=True)
 
-Model = Annotated[Path, typer.Argument(help="A model directory: of `etag learn`, or of a finished `etag run`.")]
-Workers = Annotated[int, typer.Option(help="Processes that decode images in advance.", min=0)]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option: train.steps=300.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-
-
-def _load_plugins(files: list[str] | None) -> list[str]:
-    """Load plug-ins as soon as the option is read; installed ones are loaded even if none is named."""
-    from etag.experiments import plugins
-
-    return plugins.load(files or [])
-
-
-def _load_named_plugins(files: list[str] | None) -> list[str]:
-    """Load only what this command line names: a model that somebody else made is looked at with nothing else."""
-    if not files:
-        return []
-    from etag.experiments import plugins
-
-    return plugins.load_files(files)
-
-
-_PLUGIN: dict[str, Any] = {"metavar": "FILE", "help": "Python file with your own methods etc."}
-Plugins = Annotated[list[str] | None, typer.Option("--plugin", callback=_load_plugins, **_PLUGIN)]
-NamedPlugins = Annotated[list[str] | None, typer.Option("--plugin", callback=_load_named_plugins, **_PLUGIN)]
 NONE_OF_THESE = "(none of these)"
-
-
-@app.command()
-def learn(
-    model: Annotated[Path, typer.Argument(help="The model directory; the first `etag learn` creates it.")],
-    folder: Annotated[Path, typer.Argument(help="A folder with one sub-folder of images per new class.")],
-    update: Annotated[
-        bool, typer.Option("--update", help="Add images to classes that the model already knows.")
-    ] = False,
-    method: Annotated[str | None, typer.Option(help="Method of a new model (see `etag methods`).")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Pre-trained weights of a new model (see `etag backbones`).")
-    ] = None,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Train a network of its own, without pre-trained weights.")
-    ] = False,
-    seed: Annotated[int | None, typer.Option(help="Random seed of a new model.")] = None,
-    cache_features: Annotated[
-        bool,
-        typer.Option(
-            "--cache-features", help="Keep features of the images in the user's cache: learning them again is faster."
-        ),
-    ] = False,
-    on: Annotated[
-        Literal["local", "ray"],
-        typer.Option(
-            help="Where features of a frozen network are computed: here, or by Ray workers, which read the files. "
-            "Refused if the lesson trains the network."
-        ),
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="For --on ray: address of a cluster (default: start one here).")
-    ] = None,
-    setting: Settings = None,
-    dry_run: DryRun = False,
-    plugin: Plugins = None,
-) -> None:
-    """Learn new classes from a folder of images; no image is stored."""
-    from etag.app.lessons import learn_folder
-
-    ray = None
-    if on == "ray":
-        from etag.app.ray_features import RayFeatures
-
-        ray = RayFeatures(address, plugin or [])
-    elif address is not None:
-        from etag.core.errors import EtagError
-
-        raise EtagError("--address is for `--on ray`: add that, or leave it out.")
-    named = {"method": method, "model.weights": weights, "seed": seed}
-    given = {key: value for key, value in named.items() if value is not None}
-    try:
-        result = learn_folder(
-            model,
-            folder,
-            given,
-            setting or [],
-            update=update,
-            from_scratch=from_scratch,
-            print_line=echo,
-            dry_run=dry_run,
-            cache_features=cache_features,
-            ray=ray,
-        )
-    except KeyboardInterrupt as stopped:
-        echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)
-        raise typer.Exit(getattr(stopped, "exit_code", 130)) from None
-    if result is not None:
-        print_lesson(model, result)
 
 
 @app.command()
@@ -160,59 +66,95 @@ def predict(
         typer.Argument(help="Files, folders or patterns; without any, a list of files is read from stdin."),
     ] = None,
     form: Annotated[
-        Literal["table", "json", "csv"], typer.Option("--format", help="csv has the columns path,class,probability.")
+        Literal["table", "json", "csv"],
+        typer.Option("--format", help="csv has the columns path,class,probability,rejected,guess."),
     ] = "table",
     top: Annotated[int, typer.Option(help="Number of classes to print per image.", min=1)] = 1,
     reject: Annotated[
-        bool, typer.Option("--reject", help="Print 'none of these' for images unlike all known classes.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--reject/--no-reject",
+            help="Whether images unlike all known classes are rejected; by default if the model can tell.",
+        ),
+    ] = None,
     workers: Workers = 1,
     _plugin: NamedPlugins = None,
 ) -> None:
     """Predict the classes of images. Files that cannot be read are reported and do not stop the rest."""
     from etag.app.folders import image_files
     from etag.app.predicting import predict_files
+    from etag.learner.calibration import REJECTED
     from etag.learner.model_directory import ModelDirectory
 
     classifier, about = ModelDirectory(model).load_classifier()
     given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     predictions = predict_files(classifier, about, list(image_files(given)), top=top, reject=reject, workers=workers)
-    unreadable = _print_predictions(predictions, form)
-    for prediction in unreadable:
+    counts = _print_predictions(predictions, form)
+    if counts.rejected:
+        cost = f"rejects about {REJECTED:.0%} of images of known classes, too"
+        echo(
+            f"{counts.rejected} of {counts.read} images are rejected: they are unlike all known classes. The threshold "
+            f"{'was set by hand' if about.threshold_chosen else cost}; --no-reject names a class for every image.",
+            err=True,
+        )
+    for prediction in counts.failed:
         echo(f"{prediction.path} cannot be read: {prediction.error}.", err=True)
-    if unreadable:
+    if counts.failed:
         raise typer.Exit(1)
 
 
-def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[Prediction]":
-    """Print predictions; returns those whose file could not be read."""
-    from etag.core.text import csv_cell, printable
+@dataclass
+class _Counts:
+    """What came of the predictions."""
 
-    failed = []
-    rows = csv.writer(sys.stdout, lineterminator="\n")
+    read: int = 0
+    rejected: int = 0
+    failed: "list[Prediction]" = field(default_factory=list)
+
+
+def _print_predictions(predictions: Iterable["Prediction"], form: str) -> _Counts:
+    """Print predictions, except those whose file could not be read."""
+    from etag.core.text import csv_cell
+
+    counts, rows = _Counts(), csv.writer(sys.stdout, lineterminator="\n")
     if form == "csv":
-        rows.writerow(["path", "class", "probability"])
+        rows.writerow(["path", "class", "probability", "rejected", "guess"])
     for prediction in predictions:
         if prediction.error is not None:
-            failed.append(prediction)
+            counts.failed.append(prediction)
             continue
-        classes = list(zip(prediction.classes, prediction.probabilities, strict=True))
+        counts.read += 1
+        counts.rejected += prediction.rejected
+        guesses = list(zip(prediction.classes, prediction.probabilities, strict=True))
         if form == "json":
-            values = [{"class": name, "probability": round(value, 6)} for name, value in classes]
-            echo_json({"path": prediction.path, "predictions": values})
+            values = [{"class": name, "probability": round(value, 6)} for name, value in guesses]
+            result = {"class": prediction.name, "rejected": prediction.rejected, "predictions": values}
+            echo_json({"path": prediction.path} | result)
         elif form == "csv":
-            cells = ([prediction.path, name, f"{value:.6f}"] for name, value in classes or [("", 0.0)])
-            rows.writerows(map(csv_cell, row) for row in cells)
+            rejected = "true" if prediction.rejected else "false"
+            for name, value in guesses:
+                chosen = "" if prediction.rejected else name
+                rows.writerow(map(csv_cell, [prediction.path, chosen, f"{value:.6f}", rejected, name]))
         else:
-            words = [f"{value:6.1%}  {name}" for name, value in classes] or [f"        {NONE_OF_THESE}"]
-            echo("\t".join(map(printable, [prediction.path, *words])))
-    return failed
+            echo(_line(prediction))
+    return counts
+
+
+def _line(prediction: "Prediction") -> str:
+    """A prediction in one line."""
+    from etag.core.text import printable
+
+    pairs = zip(prediction.classes, prediction.probabilities, strict=True)
+    words = [f"{value:6.1%}  {name}" for name, value in pairs]
+    if prediction.rejected:
+        words = [f"        {NONE_OF_THESE}, at most: {words[0].strip()}"]
+    return "\t".join(map(printable, [prediction.path, *words]))
 
 
 @app.command()
 def evaluate(
     model: Model,
-    folder: Annotated[Path, typer.Argument(help="Images of known classes, one sub-folder per class.")],
+    folder: Annotated[Path, typer.Argument(help="Images with one sub-folder per class.")],
     unknown: Annotated[Path | None, typer.Option(help="Folder of images of no known class; adds AUROC.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a figure (.png, .svg, .pdf).")] = None,
     as_json: AsJson = False,
@@ -223,12 +165,17 @@ def evaluate(
     from etag.app.evaluating import evaluate_folder
 
     evaluation = evaluate_folder(model, folder, unknown, out, workers)
+    if out is not None:
+        echo(f"{out}: written, the confusion matrix.", err=as_json)
     if as_json:
         echo_json(evaluation.to_json(), indent=1)
         return
     echo(f"{evaluation.images} images of {len(evaluation.per_class)} classes: {evaluation.accuracy:.1%} right")
     for name, (count, accuracy) in evaluation.per_class.items():
         echo(f"  {accuracy:6.1%}  of {count:5}  {name}")
+    if evaluation.unknown_classes:
+        names = ", ".join(f"{name} {count}" for name, count in evaluation.unknown_classes.items())
+        echo(f"images of classes that the model does not know, which count as unknown images: {names}")
     echo(f"calibration error (ECE): {evaluation.calibration_error:.3f}")
     if evaluation.auroc is not None:
         echo(f"known against unknown images (AUROC): {evaluation.auroc:.3f}")
@@ -236,7 +183,7 @@ def evaluate(
         unknown_too = (
             "" if evaluation.unknown_rejected is None else f", and {evaluation.unknown_rejected:.1%} of unknown ones"
         )
-        echo(f"--reject would reject {evaluation.rejected:.1%} of known images{unknown_too}")
+        echo(f"`etag predict` rejects {evaluation.rejected:.1%} of known images{unknown_too}")
 
 
 @app.command()
@@ -248,13 +195,16 @@ def info(model: Model, as_json: AsJson = False, _plugin: NamedPlugins = None) ->
 
     directory = ModelDirectory(model)
     version, sizes, privacy = directory.read(lambda saved: (saved, saved.sizes(), privacy_statement(saved)))
-    about, number = version.info, version.number
+    about, number, cut = version.info, version.number, directory.unfinished.lesson
     familiarity = "class statistics" if version.measures_familiarity else "highest probability"
     if as_json:
         content = about.to_json() | {"version": number, "versions": directory.versions, "bytes": sizes}
         content["familiarity"] = familiarity
+        content["unfinished"] = None if cut is None else asdict(cut)
         echo_json(content, indent=1)
         return
+    if cut is not None:
+        echo(f"an unfinished lesson: {cut}.")
     others = [str(other) for other in directory.versions if other != number]
     stored = f" (also stored: {', '.join(others)})" if others else ""
     echo(f"{model}: version {number}{stored}; {len(about.classes)} classes")
@@ -288,37 +238,3 @@ def export(
     for out, write in ((onnx, export_onnx), (torch, export_torch)):
         if out is not None:
             echo(f"{out}: written; its outputs differ from the model's by at most {write(model, out):.1e}.")
-
-
-@app.command()
-def forget(
-    model: Model,
-    name: Annotated[str, typer.Argument(metavar="CLASS", help="A class that the model knows.")],
-    _plugin: Plugins = None,
-) -> None:
-    """Remove a class. Older versions, which still know it, are deleted as well."""
-    from etag.app.lessons import forget_class
-
-    about, remains = forget_class(model, name)
-    echo(f"'{model}' no longer knows '{name}'; {len(about.classes)} classes are left.")
-    if remains:
-        echo(f"what remains of '{name}': {remains}.")
-
-
-@version_commands.command()
-def rollback(model: Model) -> None:
-    """Return to the version that the current one was learned from."""
-    from etag.learner.model_directory import ModelDirectory
-
-    echo(f"'{model}' is at version {ModelDirectory(model).rollback()} again.")
-
-
-@version_commands.command()
-def strip(model: Model) -> None:
-    """Delete everything that only learning needs: the model predicts, but learns no more."""
-    from etag.core.text import data_size
-    from etag.learner.model_directory import ModelDirectory
-
-    directory = ModelDirectory(model)
-    directory.strip()
-    echo(f"'{model}' can predict but no longer learn; {data_size(directory.sizes()['classifier'])} are left.")

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
@@ -71,6 +72,16 @@ def short_count(count: float) -> str:
 def exact_count(count: float) -> str:
     """A whole number with all its digits: 43,203,044."""
     return f"{count:,.0f}"
+
+
+def count_text(count: int, one: str, several: str) -> str:
+    """A number of things in words: 1 class, 2 classes."""
+    return f"{count:,} {one if count == 1 else several}"
+
+
+def now() -> str:
+    """The date and time, in UTC, as files and people have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def task_sizes(classes_per_task: Sequence[int]) -> str:

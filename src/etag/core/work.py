@@ -121,6 +121,7 @@ class Phase:
     batch_norm: Literal["train", "frozen"] = "train"  # whether BatchNorm statistics follow the data
     validation: Batches | None = None  # for the plateau schedule
     compilable: tuple[nn.Module, ...] = ()  # modules that torch.compile may compile: their structure never changes
+    accuracy: Callable[[], Tensor | None] = lambda: None  # share of the last batch that is classified correctly
     identity: str | None = None  # what the module's loss is, if that can be said: equal phases have equal results
 
     @property
@@ -205,6 +206,10 @@ class Callback:
 
     def on_step(self, step: int, epoch: int, lr: float, terms: Mapping[str, float], rows: int) -> None:
         """Some steps are done: `terms` of the last one (empty in a data pass), `rows` since the last call."""
+
+    def on_accuracy(self, accuracy: float) -> None:
+        """Before `on_step` of a phase that trains a classifier: the share of the last batch, in the first process, that
+        is classified correctly."""
 
     def on_phase_end(self, name: str, seconds: float) -> None:
         """A phase or data pass ended."""

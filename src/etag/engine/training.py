@@ -220,8 +220,10 @@ class _TermReader:
             loss = self._runtime.sum(_total(terms).reshape(1)) / self._runtime.placement.world
             self.losses = torch.cat([self.losses.to(loss), loss])
         if (step + 1) % LOG_EVERY == 0 or step + 1 == self._phase.steps:
-            read = self._read()
+            read, accuracy = self._read(), self._phase.accuracy()
             for callback in self._callbacks:
+                if accuracy is not None:
+                    callback.on_accuracy(accuracy.item())
                 callback.on_step(step + 1, epoch, rate, read, self._rows)
             self._rows = 0
 

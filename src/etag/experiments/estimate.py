@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from etag.core.scenario import Task
+from etag.core.scenario import ImageSet, Task
 from etag.core.text import data_size, duration
 from etag.core.work import Checkpointer, DataPass, Phase
 from etag.data.scenario import build_scenario
@@ -30,6 +30,7 @@ class _Cost:
     epochs: float
     images_in_all: int = 0  # used in all epochs, where the length is given in steps
     operations_per_image: float = 0.0
+    name: str = ""  # of the phase or pass
 
     def count(self, images: int) -> float:
         return self.images_in_all or self.epochs * images
@@ -94,40 +95,58 @@ def _estimate(runtime: Runtime, config: RunConfig, expected: Estimate) -> None:
     expected.network_bytes = 4 * 5 * sum(expected.parameters.values())
 
 
-def seconds_of_task(runtime: Runtime, method: AnyMethod, task: Task, update: int | None = None) -> float:
-    """How long a task will take; the method cannot be used afterwards. `update` is as for `Learner.train`."""
-    return sum(cost.seconds(len(task.train)) for cost in _costs(runtime, method, task, update))
+def work_of_task(runtime: Runtime, method: AnyMethod, task: Task, update: int | None = None) -> list[tuple[str, float]]:
+    """The phases and passes of a task that is learned and then evaluated on its test images, in order, each with the
+    seconds that it will take. The method cannot be used afterwards. `update` is as for `Learner.train`."""
+    stopwatch = _Stopwatch(runtime)
+    learner = Learner(method, runtime, engine=stopwatch)
+    batch_size = method.context.train.for_task(task.index).batch_size
+    some = replace(task, train=_some(task.train, batch_size))
+    stopwatch.images = len(some.train)
+    learner.train(some, update_number=update)
+    work = [(cost.name, cost.seconds(len(task.train))) for cost in stopwatch.costs]
+    if len(task.test):
+        stopwatch.costs.clear()
+        some = replace(task, test=_some(task.test, batch_size))
+        stopwatch.images = len(some.test)
+        learner.evaluate([some])
+        work += [(cost.name, cost.seconds(len(task.test))) for cost in stopwatch.costs]
+    return work
 
 
-def _costs(runtime: Runtime, method: AnyMethod, task: Task, update: int | None = None) -> list[_Cost]:
+def _costs(runtime: Runtime, method: AnyMethod, task: Task) -> list[_Cost]:
     """Measure each phase and pass on a few of the task's images."""
-    count = min(BATCHES * method.context.train.for_task(task.index).batch_size, len(task.train))
-    rows = torch.linspace(0, len(task.train) - 1, count).long()  # evenly spread, so that all classes occur
-    some = replace(task, train=task.train.select(rows))
+    some = replace(task, train=_some(task.train, method.context.train.for_task(task.index).batch_size))
     stopwatch = _Stopwatch(runtime, len(some.train))
-    Learner(method, runtime, engine=stopwatch).train(some, update_number=update)
+    Learner(method, runtime, engine=stopwatch).train(some)
     return stopwatch.costs
+
+
+def _some(images: ImageSet, batch_size: int) -> ImageSet:
+    """A few batches of the images, evenly spread, so that all classes occur."""
+    count = min(BATCHES * batch_size, len(images))
+    return images.select(torch.linspace(0, len(images) - 1, count).long())
 
 
 class _Stopwatch(Engine):
     """Carries out a plan for a few steps per phase, and records what each phase and pass costs."""
 
-    def __init__(self, runtime: Runtime, images: int) -> None:
+    def __init__(self, runtime: Runtime, images: int = 0) -> None:
         super().__init__(runtime)
-        self._images = images  # in one pass
+        self.images = images  # in one pass
         self.costs: list[_Cost] = []
 
     def run_pass(self, data_pass: DataPass) -> dict[str, Tensor]:
         start = time.perf_counter()
         result = super().run_pass(data_pass)
         seconds, epochs = time.perf_counter() - start, data_pass.epochs
-        self.costs.append(_Cost(seconds / (epochs * self._images), epochs))
+        self.costs.append(_Cost(seconds / (epochs * self.images), epochs, name=data_pass.name))
         return result
 
     def stream(self, data_pass: DataPass) -> Iterator[dict[str, Tensor]]:
         start = time.perf_counter()
         results = list(super().stream(data_pass))
-        self.costs.append(_Cost((time.perf_counter() - start) / self._images, 1))
+        self.costs.append(_Cost((time.perf_counter() - start) / self.images, 1, name=data_pass.name))
         yield from results
 
     def train(self, phase: Phase, checkpointer: Checkpointer | None = None) -> None:
@@ -138,7 +157,8 @@ class _Stopwatch(Engine):
         super().train(_of_length(phase, steps), checkpointer)
         per_pass = (time.perf_counter() - start) / (steps * size)
         passes = (phase.training.steps or 0) * size
-        self.costs.append(_Cost(per_pass, phase.training.epochs, passes, counter.get_total_flops() / size))
+        operations = counter.get_total_flops() / size
+        self.costs.append(_Cost(per_pass, phase.training.epochs, passes, operations, phase.name))
 
 
 def _of_length(phase: Phase, steps: int) -> Phase:

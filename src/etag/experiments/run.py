@@ -4,7 +4,6 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from etag.core.evaluation import Evaluation
 from etag.core.scenario import Scenario, Task
-from etag.core.text import printable
+from etag.core.text import now, printable
 from etag.core.work import Callback
 from etag.data.preprocess import Preprocess
 from etag.data.rows import pick_rows
@@ -206,7 +205,7 @@ def _identity(config: RunConfig, remarks: dict[str, str]) -> dict[str, Any]:
         "seed": config.seed,
         "precision": config.runtime.precision,
         "remarks": remarks,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
     }

@@ -3,17 +3,18 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from etag.core.errors import Diverged, EtagError
 from etag.core.evaluation import Evaluation
 from etag.core.files import checksum
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import ImageSet, Task
+from etag.core.text import now
 from etag.core.work import Callback, Checkpointer, DataPass, Plan
 from etag.data.images import Features, content_keys
 from etag.data.preprocess import Preprocess
@@ -68,7 +69,7 @@ class Learner:
         self.about = about or ModelInfo({}, method.context.preprocess, method.context.channels)
         self.calibration: Calibration | None = None  # of the last lesson that was calibrated
         # where features of a frozen backbone are stored while the learner works; without a directory: in memory
-        self._feature_folder = feature_folder or (None if directory is None else directory.unfinished / "features")
+        self._feature_folder = feature_folder or (None if directory is None else directory.unfinished.features)
         self._feature_stores: dict[str, FeatureStore] = {}
         self._distribute = distribute
 
@@ -159,12 +160,11 @@ class Learner:
         if self.directory is None:
             return None
         if self.runtime.leader:
-            self.directory.prepare_checkpoint_folder(
-                [self.about.config, task.index, options.fingerprint, self.runtime.options.precision]
-            )
-            self.directory.record_runtime(self.runtime.options)
+            description = describe_task(self.about, task.index, options.fingerprint, self.runtime.options.precision)
+            self.directory.unfinished.prepare(self.directory.version_or_zero, description)
+            self.directory.unfinished.record_runtime(self.runtime.options)
         self.runtime.fabric.barrier()  # the folder is ready
-        folder, leader = self.directory.unfinished / "checkpoints", self.runtime.leader
+        folder, leader = self.directory.unfinished.checkpoints, self.runtime.leader
         checkpointer = TaskCheckpointer(
             folder, self.method, task.index, options.runtime, leader, self.stop, self._print_line
         )
@@ -173,15 +173,22 @@ class Learner:
             self._print_line(f"resuming task {task.index + 1} at {checkpointer.resumed_at}.")
         return checkpointer
 
+    def evaluate(self, tasks: Sequence[Task]) -> Evaluation:
+        """Evaluate the classifier as it is now on the test images of tasks."""
+        return evaluate(self._predictions(tasks), tasks)
+
+    def _predictions(self, tasks: Sequence[Task], scores: bool = False) -> dict[str, Tensor]:
+        """What is predicted for the test images of tasks; with `scores` also with which probabilities."""
+        batches = self.method.pass_batches("evaluation", self.test_images(tasks))
+        classifier, sizes = self.method.classifier(), self.method.task_sizes
+        return self.engine.run_pass(predictions_pass(batches, classifier, sizes, scores))
+
     def _evaluate(self, task: Task, options: "LearnOptions") -> tuple[Evaluation, float]:
         """Evaluate on the test images of `options.evaluated`, and calibrate if `options.calibrate`. Without test images
         (classes of one image) the training images take their place for calibration."""
         start, tasks = time.perf_counter(), options.evaluated or (task,)
         count = sum(len(each.test) for each in tasks)
-        images = self.test_images(tasks if count else [replace(task, test=task.train)])
-        batches = self.method.pass_batches("evaluation", images)
-        classifier, sizes = self.method.classifier(), self.method.task_sizes
-        predictions = self.engine.run_pass(predictions_pass(batches, classifier, sizes, options.calibrate))
+        predictions = self._predictions(tasks if count else [replace(task, test=task.train)], options.calibrate)
         evaluation = evaluate({name: rows[:count] for name, rows in predictions.items()}, tasks)
         if options.calibrate:
             self.calibration = calibrate(self.method, predictions, count, task.num_old, self.about)
@@ -196,7 +203,7 @@ class Learner:
             images=len(task.train),
             seconds=round(seconds, 3),
             test_seconds=round(test_seconds, 3),
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            date=now(),
             evaluation=evaluation if evaluation.images else None,
             threshold=self.calibration.lesson_threshold if options.calibrate and self.calibration else None,
         )
@@ -205,13 +212,21 @@ class Learner:
         if not options.update:
             changes["classes"] = (*self.about.classes, *options.names)
         if self.calibration is not None:
-            changes |= {"temperature": self.calibration.temperature, "threshold": self.calibration.threshold}
+            changes["temperature"] = self.calibration.temperature
+            if not self.about.threshold_chosen:
+                changes["threshold"] = self.calibration.threshold
         self.about = self.about.with_lesson(lesson, **changes)
         if self.directory is not None and self.runtime.leader:
             self.directory.save(self.method, self.about, options.keep_versions)
         self.runtime.fabric.barrier()
-        if self.directory is not None and self._feature_folder == self.directory.unfinished / "features":
+        if self.directory is not None and self._feature_folder == self.directory.unfinished.features:
             self._feature_stores.clear()  # its folder is gone with the checkpoints
+
+
+def describe_task(about: ModelInfo, index: int, fingerprint: str, precision: str) -> list[Any]:
+    """What a task must have in common with an interrupted one to resume it: the learner's configuration, its own
+    number, its images and the precision."""
+    return [about.config, index, fingerprint, precision]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     current                       the number of the current version, and the checksum of its about.json
     versions/N/about.json         configuration, classes, history, structure, and the names of its tensor files
     tensors/CHECKSUM.safetensors  tensors; versions share files with equal content
-    unfinished/                   checkpoints of a task that is being learned
+    unfinished/                   a task that is being learned: its checkpoints, and what it is
 
 A version has two parts: the classifier (what predicts) and the learner (the rest of the method, to learn more). It is
 written completely before `current` names it, and never altered: a reader sees the model as it was before or as it is
@@ -14,27 +14,18 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from etag.core.errors import EtagError
-from etag.core.files import (
-    checksum,
-    is_partial,
-    locked,
-    make_folder,
-    move,
-    read_file,
-    remove,
-    remove_partial,
-    write_atomically,
-)
-from etag.core.options import RuntimeOptions
+from etag.core.files import is_partial, locked, make_folder, move, read_file, remove, remove_partial, write_atomically
 from etag.core.random import CPU, Placement
 from etag.core.registry import PLUGIN_PREFIX
 from etag.learner.tensors import TensorFiles
+from etag.learner.unfinished import UnfinishedTask
 from etag.learner.versions import FORMAT, ModelInfo, SavedVersion, learning_tensors, seal
 from etag.models.classifier import Classifier
 
@@ -54,7 +45,7 @@ class ModelDirectory:
         self.path = Path(path)
         self._current, self._versions = self.path / "current", self.path / "versions"
         self._tensors = TensorFiles(self.path / "tensors")
-        self.unfinished = self.path / "unfinished"  # checkpoints of a task that is being learned
+        self.unfinished = UnfinishedTask(self.path / "unfinished")
 
     def exists(self) -> bool:
         """Whether there is a version to predict with."""
@@ -84,7 +75,7 @@ class ModelDirectory:
 
     def check_links(self) -> None:
         """Raise an error if a part of the directory is a link: writing there would change files outside."""
-        parts = (self._current, self._versions, self.path / "tensors", self.unfinished, self.path / LOCK)
+        parts = (self._current, self._versions, self.path / "tensors", self.unfinished.folder, self.path / LOCK)
         if links := [path.name for path in parts if path.is_symlink()]:
             raise EtagError(
                 f"'{self.path}' cannot be changed: {', '.join(links)} is a link to somewhere else. Copy the model "
@@ -94,13 +85,12 @@ class ModelDirectory:
     def recover(self) -> bool:
         """Complete what a killed process began; returns whether it removed something of older versions. The caller has
         the lock."""
-        left = [
-            remove_partial(folder) for folder in (self.path, self.path / "tensors", self.unfinished, self._versions)
-        ]
+        folders = (self.path, self.path / "tensors", self.unfinished.folder, self._versions)
+        left = [remove_partial(folder) for folder in folders]
         if not self.exists():
             return False
-        if self.unfinished.exists() and self._unfinished_version() != self.version:
-            self.clear_unfinished()  # their task was finished, and its version saved
+        if self.unfinished.exists() and self.unfinished.version != self.version:
+            self.unfinished.clear()  # its task was finished, and its version saved
         if self.current().info.keep_versions != 1:
             return False
         # no older version should be left; a newer one is there after a rollback
@@ -109,52 +99,17 @@ class ModelDirectory:
             remove(self._versions / str(number))
         return self._remove_unused_tensors() or bool(older) or left[-1]
 
-    # -- the task that is being learned ------------------------------------------------------------------------------
-
-    def prepare_checkpoint_folder(self, description: Any) -> Path:
-        """The folder for checkpoints of a task; checkpoints of a task with another description are deleted."""
-        version = self.version if self.exists() else 0
-        fingerprint = f"{version} {checksum(json.dumps(description, sort_keys=True).encode())}"
-        file = self.unfinished / "task"
-        if not file.is_file() or file.read_text() != fingerprint:
-            self.clear_unfinished()
-            make_folder(self.unfinished)
-            write_atomically(file, fingerprint)
-        return self.unfinished / "checkpoints"
-
-    @property
-    def recorded_runtime(self) -> RuntimeOptions | None:
-        """Where and in which precision an unfinished task began; None if there is none, or if that cannot be read."""
-        try:
-            return RuntimeOptions.model_validate_json(read_file(self._runtime_file))
-        except (OSError, ValueError):
-            return None
-
-    def record_runtime(self, options: RuntimeOptions) -> None:
-        """Store where and in which precision the unfinished task computes."""
-        write_atomically(self._runtime_file, options.model_dump_json())
-
-    @property
-    def _runtime_file(self) -> Path:
-        return self.unfinished / "runtime.json"
-
-    def _unfinished_version(self) -> int | None:
-        """The version that the checkpoints continue from; None where that cannot be read."""
-        try:
-            return int(read_file(self.unfinished / "task").split()[0])
-        except (OSError, ValueError, IndexError):
-            return None
-
-    def clear_unfinished(self) -> None:
-        """Delete the checkpoints of an unfinished task."""
-        remove(self.unfinished)
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """The number of the current version."""
         return self._read_current()[0]
+
+    @property
+    def version_or_zero(self) -> int:
+        """The number of the current version; 0 if nothing was learned yet."""
+        return self.version if self.exists() else 0
 
     def _read_current(self) -> tuple[int, str]:
         """The number of the current version, and the checksum of its about.json."""
@@ -167,6 +122,11 @@ class ModelDirectory:
         return int(number), digest
 
     def _no_model(self) -> EtagError:
+        if (lesson := self.unfinished.lesson) is not None:
+            return EtagError(
+                f"'{self.path}' has learned nothing yet: its first lesson was interrupted ({lesson}). Repeat the "
+                "command to resume it."
+            )
         return EtagError(
             f"'{self.path}' is not a model directory: `etag learn` creates one, and a finished `etag run` is one."
         )
@@ -234,7 +194,7 @@ class ModelDirectory:
     def _add(self, content: dict[str, Any], keep: int) -> int:
         """Add a version with this about.json, and make it current."""
         number = max([0, *self.versions]) + 1
-        parent = self.version if self.exists() else None
+        parent = self.version_or_zero or None
         content = seal(content | {"format": FORMAT, "parent": parent, "keep_versions": keep})
         aside = self._versions / f".{number}.part"
         remove(aside)
@@ -242,7 +202,7 @@ class ModelDirectory:
         write_atomically(aside / "about.json", json.dumps(content, indent=1))
         move(aside, self._versions / str(number))
         self._make_current(number, content)
-        self.clear_unfinished()
+        self.unfinished.clear()
         self.drop_versions(keep)  # last: what is left of it tells `recover` that the command was killed
         return number
 
@@ -303,20 +263,37 @@ class ModelDirectory:
 
     # -- whole commands ------------------------------------------------------------------------------------------------
 
-    def rollback(self) -> int:
-        """Return to the version that the current one was learned from; returns its number."""
+    def rollback(self, number: int | None = None) -> int:
+        """Return to a stored version, by default to the one that the current one was learned from; returns its
+        number."""
         with self.locked():
-            parent = self.about().parent
-            if parent is None or parent not in self.versions:
-                raise EtagError(f"'{self.path}' has no version before {self.version} to return to.")
+            if number is None:
+                number = self.about().parent
+                if number is None or number not in self.versions:
+                    raise EtagError(f"'{self.path}' has no version before {self.version} to return to.")
+            elif number not in self.versions:
+                stored = ", ".join(map(str, self.versions))
+                raise EtagError(f"'{self.path}' has no version {number}: stored are {stored}.")
             try:
-                version = SavedVersion.read(self.path, parent)
+                version = SavedVersion.read(self.path, number)
                 version.check()
             except EtagError as error:
-                raise EtagError(f"version {parent} is damaged, so version {self.version} stays: {error}") from error
-            self._make_current(parent, version.content)
-            self.clear_unfinished()  # the checkpoints continue from the version that we leave
-            return parent
+                raise EtagError(f"version {number} is damaged, so version {self.version} stays: {error}") from error
+            self._make_current(number, version.content)
+            self.unfinished.clear()  # the checkpoints continue from the version that we leave
+            return number
+
+    def revise(self, change: Callable[[ModelInfo], ModelInfo]) -> ModelInfo:
+        """Add a version with the same tensors, about which other things are said; returns them."""
+        with self.locked():
+            current = self.current()
+            about = replace(change(current.info), pinned=False)
+            self._add(current.content | about.to_json(), max(about.keep_versions, VERSIONS))
+            return about
+
+    def stored(self) -> list[SavedVersion]:
+        """All stored versions that can be read, oldest first."""
+        return [version for number in self.versions if (version := self._try_read(number)) is not None]
 
     def strip(self) -> None:
         """Delete everything that only learning needs: the model predicts, but learns no more."""

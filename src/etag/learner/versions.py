@@ -57,7 +57,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 class Lesson:
     """One change of a model: a task learned, known classes updated, or a class forgotten."""
 
-    kind: str  # learn, update or forget
+    kind: str  # learn, update, forget or rename
     classes: tuple[SavedName, ...]
     images: int
     seconds: float  # of training
@@ -78,7 +78,8 @@ class ModelInfo:
     classes: tuple[SavedName, ...] = ()
     expected_classes: int | None = None  # how many there will be in all; None where nobody knows
     temperature: Annotated[Finite, Field(gt=0)] = 1.0
-    threshold: Finite | None = None  # less familiar images are "none of these", on request; None: not calibrated
+    threshold: Finite | None = None  # less familiar images are of no known class; None: no image is rejected
+    threshold_chosen: bool = False  # set by hand: lessons leave it as it is
     history: tuple[Lesson, ...] = ()
     parent: int | None = None  # the version it was learned from
     keep_versions: Annotated[int, Field(gt=0)] = 1  # how many were to be stored when it was saved, this one included
@@ -112,7 +113,8 @@ class ModelInfo:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "ModelInfo":
         """From JSON values; unknown keys are ignored, and a ValueError names what is wrong."""
-        info = _ABOUT.validate_python({name: values[name] for name in cls.__dataclass_fields__})
+        # fields with a default may be missing: a model may be older than they are
+        info = _ABOUT.validate_python({name: values[name] for name in cls.__dataclass_fields__ if name in values})
         if len(set(info.classes)) < len(info.classes):
             raise ValueError("a class name occurs twice")
         if sum(info.task_sizes) != len(info.classes):

@@ -353,6 +353,7 @@ class Method(ABC, Generic[OptionsT]):
             training=training,
             batch_norm=batch_norm,
             compilable=objective.compilable,
+            accuracy=objective.accuracy,
             identity=objective.identity and f"{objective.identity} {c.model!r}" if len(self.task_sizes) == 1 else None,
             validation=None
             if held_out is None

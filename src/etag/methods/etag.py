@@ -195,9 +195,8 @@ class ETag(Method[EtagOptions]):
         generator.begin_task(task)
         result = yield self.features_pass("features", task.train, generator.augmented_passes)
         features = CachedFeatures.from_pass(result, len(task.train))
-        updated = features.labels.unique()
-        others = torch.arange(task.num_seen).to(updated)
-        others = others[~torch.isin(others, updated)]
+        updated = set(features.labels.tolist())
+        others = torch.tensor([label for label in range(task.num_seen) if label not in updated]).to(features.labels)
         shares = len(updated) / task.num_seen, len(others) / task.num_seen
         yield head_phase(head, generator, task, features, training, others, shares, stream.child("head"), placement)
         weights = {"kl": 1.0, "recon": 1.0, "guide": float(self.options.guidance)}

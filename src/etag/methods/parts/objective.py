@@ -5,7 +5,7 @@ from functools import reduce
 from math import ceil
 from operator import or_
 
-from torch import nn
+from torch import Tensor, nn
 
 from etag.core.outputs import Need, Outputs, Views
 from etag.core.work import Batch, StepData, Term, Terms
@@ -33,6 +33,7 @@ class SolverObjective(nn.Module):
         self._teacher_need = reduce(or_, (term.teacher_need for term in self._terms), Need.NOTHING)
         self.solver, self.teacher = solver, teacher if self._teacher_need else None
         self._with_views = bool((self.need | self._teacher_need) & (Need.AUXILIARY | Need.VIEW_FEATURES))
+        self._right: Tensor | None = None  # which images of the last batch are classified correctly
 
     @property
     def compilable(self) -> tuple[nn.Module, ...]:
@@ -56,8 +57,15 @@ class SolverObjective(nn.Module):
         views, teacher = self.solver.enter(self._views(batch)), Outputs()
         if self.teacher is not None:
             teacher = self.teacher.targets(views, self._teacher_need)
-        step = StepData(batch, views, self.solver(views, self.need), teacher)
+        student = self.solver(views, self.need)
+        if student.logits is not None:
+            self._right = student.logits.detach().argmax(1) == batch.labels
+        step = StepData(batch, views, student, teacher)
         return {term.name: term.weight * term.compute(step) for term in self._terms}
+
+    def accuracy(self) -> Tensor | None:
+        """The share of the last batch that is classified correctly; None if no term needs the classifier's outputs."""
+        return None if self._right is None else self._right.float().mean()
 
     def _views(self, batch: Batch) -> Views:
         """The images, and their views where a term needs them: all views, or a random share."""

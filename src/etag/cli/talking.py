@@ -1,0 +1,30 @@
+"""How commands talk to people: on a terminal they ask questions and show live progress."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from etag.cli.printing import echo
+
+if TYPE_CHECKING:
+    from etag.app.talk import Talk
+
+
+def terminal_talk(verbose: bool = False, quiet: bool = False) -> "Talk":
+    """Lines on standard output, none if `quiet`; questions only where somebody can answer."""
+    from etag.app.talk import Talk
+    from etag.learner.learner import print_nothing
+
+    return Talk(
+        print_line=print_nothing if quiet else echo,
+        ask=_ask if sys.stdin.isatty() and sys.stdout.isatty() else None,
+        shows_progress=not quiet,
+        verbose=verbose,
+    )
+
+
+def _ask(question: str) -> bool:
+    from etag.core.text import printable
+
+    return typer.confirm(printable(question))
