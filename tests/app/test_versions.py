@@ -25,8 +25,9 @@ def test_versions_are_listed_with_lesson_classes_accuracy_size_and_parent(copied
     assert rows[1]["images"] == history[-1]["evaluation"]["images"] == 10
     assert rows[1]["bytes"] == sum(printed(etag("info", copied, "--json"))["bytes"].values())
     text = etag("models", "list", copied).stdout
-    assert "3*" in text
-    assert "learn 2 classes: digit 5 and digit 6" in " ".join(text.split())
+    assert "* 3, from 1  20" in text
+    assert "learn digit 5 and digit 6; " in text
+    assert "5 classes known, " in text
     assert f"`etag models rollback {copied} --to VERSION` returns to another." in text
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from etag.core.text import count_text, listing
+from etag.core.text import listing
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.versions import SavedVersion
 
@@ -39,7 +39,7 @@ def _row(version: SavedVersion, is_current: bool) -> VersionRow:
         number=version.number,
         is_current=is_current,
         date=last.date,
-        lesson=f"{last.kind} {count_text(len(last.classes), 'class', 'classes')}: {names}" if names else last.kind,
+        lesson=f"{last.kind} {names}".rstrip(),
         classes=len(about.classes),
         accuracy=None if last.evaluation is None else last.evaluation.accuracy,
         images=None if last.evaluation is None else last.evaluation.images,

@@ -7,7 +7,7 @@ import typer
 
 from etag.cli.lesson_result import print_evaluation_by_lesson, print_lesson
 from etag.cli.options import AsJson, DryRun, Model, Plugins, Settings
-from etag.cli.printing import echo, echo_json, print_table
+from etag.cli.printing import echo, echo_json
 from etag.cli.talking import terminal_talk
 
 app = typer.Typer()
@@ -148,26 +148,19 @@ def rename(
 def list_versions(model: Model, as_json: AsJson = False) -> None:
     """List the stored versions of a model."""
     from etag.app.version_list import version_rows
-    from etag.core.text import data_size
+    from etag.core.text import count_text, data_size
 
     rows = version_rows(model)
     if as_json:
         echo_json([row.__dict__ for row in rows], indent=1)
         return
-    columns = ("version", "date", "lesson", "classes", "right then", "size", "from")
-    cells = [
-        [
-            f"{row.number}{'*' if row.is_current else ''}",
-            row.date[:16].replace("T", " "),
-            row.lesson,
-            str(row.classes),
-            "" if row.accuracy is None else f"{row.accuracy:.1%} of {row.images}",
-            data_size(row.bytes),
-            "" if row.parent is None else str(row.parent),
-        ]
-        for row in rows
-    ]
-    print_table(cells, columns)
+    for row in rows:
+        right = "" if row.accuracy is None else f"; {row.accuracy:.1%} of {row.images} held-out images right"
+        origin = "" if row.parent is None else f", from {row.parent}"
+        echo(
+            f"{'*' if row.is_current else ' '} {row.number}{origin}  {row.date[:16].replace('T', ' ')}  {row.lesson}{right}; "
+            f"{count_text(row.classes, 'class', 'classes')} known, {data_size(row.bytes)}"
+        )
     echo(f"* is the current version; `etag models rollback {model} --to VERSION` returns to another. They share files.")
 
 
