@@ -157,10 +157,9 @@ def list_versions(model: Model, as_json: AsJson = False) -> None:
     for row in rows:
         right = "" if row.accuracy is None else f"; {row.accuracy:.1%} of {row.images} held-out images right"
         origin = "" if row.parent is None else f", from {row.parent}"
-        echo(
-            f"{'*' if row.is_current else ' '} {row.number}{origin}  {row.date[:16].replace('T', ' ')}  {row.lesson}{right}; "
-            f"{count_text(row.classes, 'class', 'classes')} known, {data_size(row.bytes)}"
-        )
+        mark, date = "*" if row.is_current else " ", row.date[:16].replace("T", " ")
+        known = count_text(row.classes, "class", "classes")
+        echo(f"{mark} {row.number}{origin}  {date}  {row.lesson}{right}; {known} known, {data_size(row.bytes)}")
     echo(f"* is the current version; `etag models rollback {model} --to VERSION` returns to another. They share files.")
 
 
