@@ -5,13 +5,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks
 
 from etag import IncrementalClassifier
-from etag.app.estimator import as_pixels
+from etag.app.given_images import as_pixels
 from etag.app.sources import source_folders
 from etag.core.errors import EtagError
 
@@ -189,8 +190,124 @@ def test_folders_are_learned_and_recognized(tmp_path):
     assert model.classes_.tolist() == ["0", "1", "2", "3"]
     names = [path.parent.name for path in sorted((tmp_path / "labeled").rglob("*.png"))]
     predicted = model.predict(tmp_path / "labeled")
-    assert model.score(tmp_path / "labeled") == np.mean(predicted == names) > 0.4
+    assert predicted.paths == [str(path) for path in sorted((tmp_path / "labeled").rglob("*.png"))]
+    assert [row.rejected for row in predicted] == model.is_rejected(tmp_path / "labeled").tolist()
+    assert [row.name for row in predicted] == predicted.classes == np.asarray(predicted).tolist()
+    assert all((name is None) == row.rejected for name, row in zip(predicted.classes, predicted, strict=True))
+    guesses = np.array([row.classes[0] for row in predicted])
+    assert model.score(tmp_path / "labeled") == np.mean(guesses == names) > 0.4
+    assert predicted[:2].paths == predicted.paths[:2]
     one = sorted((tmp_path / "labeled").rglob("*.png"))[0]
     np.testing.assert_allclose(model.predict_proba(one)[0], model.predict_proba(tmp_path / "labeled")[0], rtol=1e-4)
+    assert model.predict(one).rows == predicted.rows[:1]
+    assert model.predict([one, str(one)]).paths == [str(one), str(one)]
     with pytest.raises(EtagError, match="no file matches"):
         model.predict(str(tmp_path / "*.jpg"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EtagError, match="there are no images in"):
+        model.predict(tmp_path / "empty")
+
+
+def test_files_with_a_list_of_classes(tmp_path):
+    source_folders("digits", tmp_path / "first", "0-2", 40, "train")
+    files = sorted((tmp_path / "first").rglob("*.png"))
+    names = [path.parent.name for path in files]
+    one, other = small(size=8).fit(files, names), small(size=8).fit(tmp_path / "first")
+    np.testing.assert_array_equal(one.predict_proba(files), other.predict_proba(tmp_path / "first"))
+    with pytest.raises(EtagError, match="needs y, the class of each file"):
+        one.partial_fit(files)
+    with pytest.raises(EtagError, match="120 files, but 3 labels"):
+        small(size=8).fit(files, ["0", "1", "2"])
+
+
+# -- images of several sizes ---------------------------------------------------------------------
+
+
+def test_pil_images_and_arrays_of_several_sizes(learned, some):
+    images, _ = some(range(5), first=100, count=2)
+    whole = learned.predict_proba(images)
+    pictures = [Image.fromarray(image) for image in images]
+    np.testing.assert_array_equal(learned.predict_proba(pictures), whole)
+    larger = [picture.resize((8 + place, 9)) for place, picture in enumerate(pictures)]
+    found = learned.predict_proba(larger)
+    assert found.shape == whole.shape
+    np.testing.assert_array_equal(learned.predict_proba([np.asarray(picture) for picture in larger]), found)
+    assert learned.predict(larger[0]).tolist() == [learned.classes_[found[0].argmax()]], "one image"
+    with pytest.raises(EtagError, match="an array of 2 or 3 dimensions, but one has 1"):
+        learned.predict([np.zeros(3), np.zeros((2, 2))])
+
+
+def test_images_of_several_sizes_are_learned_at_their_median_side():
+    rng = np.random.default_rng(0)
+    colors = [(220, 30, 30), (30, 30, 220)]
+    images = [
+        Image.fromarray(
+            (np.full((30 + row, 40 + row, 3), colors[row % 2]) + rng.integers(0, 30, (1, 1, 3))).astype("uint8")
+        )
+        for row in range(20)
+    ]
+    model = small(from_scratch=True).fit(images, [("red", "blue")[row % 2] for row in range(20)])
+    assert model.info().preprocess.size == 40
+    assert model.score(images, [("red", "blue")[row % 2] for row in range(20)]) > 0.9
+    color = np.full((50, 60, 3), colors[1], dtype=np.uint8)
+    assert model.predict(color).tolist() == ["blue"], "an array of shape (height, width, 3) is one image"
+
+
+# -- what the command line can do ----------------------------------------------------------------
+
+
+def test_it_updates_forgets_renames_rolls_back_and_lists_versions(learned, some):
+    model = pickle.loads(pickle.dumps(learned))
+    assert [(row.number, row.classes) for row in model.versions()] == [(1, 3), (2, 5)]
+    model.update(*some((1, 4), first=40, count=30))
+    assert model.last_lesson_.update.before.keys() == {1, 4}
+    assert [lesson.kind for lesson in model.info().history] == ["learn", "learn", "update"]
+    with pytest.raises(EtagError, match="update is for known classes, but these are new: 7"):
+        model.update(*some((7,)))
+    images, _ = some(range(5), first=100)
+    before = model.predict_proba(images)
+    model.rename(3, "three")
+    assert model.classes_.tolist() == [0, 1, 2, "three", 4]
+    np.testing.assert_array_equal(model.predict_proba(images), before)
+    assert [row.number for row in model.versions()] == [2, 3, 4]
+    assert model.rollback(3).classes_.tolist() == [0, 1, 2, 3, 4]
+    assert "networks that were trained with its images" in model.forget(3)
+    assert model.classes_.tolist() == [0, 1, 2, 4]
+    assert model.predict_proba(images).shape[1] == 4
+    assert len(model.versions()) == 1
+
+
+def test_it_evaluates_and_exports(tmp_path):
+    for name, classes in (("first", "0-2"), ("labeled", "0-3")):
+        source_folders("digits", tmp_path / name, classes, 30, "train" if name == "first" else "test")
+    model = small(size=8).fit(tmp_path / "first")
+    found = model.evaluate(tmp_path / "labeled")
+    assert (found.images, found.unknown_classes) == (90, {"3": 30})
+    assert found.accuracy == pytest.approx(
+        model.score(
+            [*(p for p in sorted((tmp_path / "labeled").rglob("*.png")) if p.parent.name != "3")],
+            [c for c in "012" for _ in range(30)],
+        )
+    )
+    model.export(torch=tmp_path / "model.pt2")
+    assert (tmp_path / "model.pt2").stat().st_size > 0
+    with pytest.raises(EtagError, match="choose what to write"):
+        model.export()
+
+
+def test_progress_is_reported_to_a_function(some):
+    seen = []
+    model = small(on_progress=seen.append)
+    model.fit(*some((0, 1, 2)))
+    shares = [progress.done for progress in seen]
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.9
+    assert {progress.phase for progress in seen} >= {"solver", "generator"}
+    assert any(progress.accuracy is not None and 0 <= progress.accuracy <= 1 for progress in seen)
+    assert all(progress.seconds_left >= 0 for progress in seen)
+
+
+@pytest.mark.parametrize("call", ["versions", "info", "rollback", "export"])
+def test_nothing_is_known_before_the_first_lesson(call):
+    with pytest.raises(NotFittedError):
+        getattr(small(), call)()

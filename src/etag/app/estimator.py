@@ -1,8 +1,9 @@
 """A scikit-learn estimator: `fit`, `partial_fit` with new classes, `predict`, `predict_proba`, `score`."""
 
+import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -11,33 +12,74 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score
 from torch import Tensor
 
-from etag.app import settings as default_settings
+from etag.app import class_changes, settings
+from etag.app.evaluating import FolderEvaluation, evaluate_folder
+from etag.app.exporting import export_onnx, export_torch
 from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
+from etag.app.given_images import distinct, given_images, names_array, names_of, pairs_of
 from etag.app.lesson_config import check_can_learn, first_lesson, next_lesson
-from etag.app.lessons import learn
-from etag.app.predicting import is_rejected, predict_pixels, unlabeled_images
+from etag.app.lesson_task import lesson_work
+from etag.app.lessons import LessonResult, learn
+from etag.app.predicting import Prediction, is_rejected, predict_files, predict_pixels, unlabeled_images
 from etag.app.talk import Talk
+from etag.app.version_list import VersionRow, version_rows
 from etag.core.errors import EtagError
 from etag.core.files import checksum
 from etag.data.folders import list_classes
-from etag.data.images import MemoryImages
 from etag.data.rows import hold_out_rows
+from etag.engine.lesson_progress import Progress
 from etag.experiments.config import RunConfig
+from etag.learner.learner import print_nothing
 from etag.learner.model_directory import ModelDirectory
-from etag.learner.versions import ModelInfo, Name, name_to_json
+from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
+
+Array = np.ndarray[Any, Any]
+PATHS = (str, os.PathLike)
+
+
+@dataclass(frozen=True)
+class Predictions(Sequence[Prediction]):
+    """Predictions for files, in order. As an array they are the classes; those of rejected images are None."""
+
+    rows: list[Prediction]
+
+    @property
+    def paths(self) -> list[str]:
+        """The files."""
+        return [row.path for row in self.rows]
+
+    @property
+    def classes(self) -> list[Name | None]:
+        """The class of each file; None if the image is of no known class, or could not be read."""
+        return [row.name for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return Predictions(self.rows[place]) if isinstance(place, slice) else self.rows[place]
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return iter(self.rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(names_array(self.classes), dtype=dtype, copy=copy)
 
 
 class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns classes of images, later more of them, and stores no image.
 
     Images are arrays or tensors of shape (n, height, width), (n, height, width, channels) or (n, channels, height,
-    width), integers from 0 to 255 or floats from 0 to 1; or anything that yields pairs of an image and its class; or
-    a folder with one sub-folder per class, without `y`. `predict` also accepts a file, a folder or a pattern. Classes
-    may be text, numbers or tuples. Without `method` it chooses as `etag learn` does: ridge regression on a pre-trained
-    backbone, if its weights are installed and the images have colors, else eTag from scratch.
+    width), integers from 0 to 255 or floats from 0 to 1; a list of arrays or PIL images of any sizes; anything that
+    yields pairs of an image and its class; a list of files; or, without `y`, a folder with one sub-folder per class.
+    To predict, one PIL image, one file, a folder or a pattern will do, too. Classes may be text, numbers or tuples.
+    Without `method` it chooses as `etag learn` does: ridge regression on a pre-trained backbone, if its weights are
+    installed and the images have colors, else eTag from scratch. `on_progress` is called with an
+    `etag.app.estimator.Progress` while it learns.
     """
 
     def __init__(
@@ -45,17 +87,24 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         method: str | None = None,
         *,
         from_scratch: bool = False,
+        quality: settings.Quality = "balanced",
         size: int | None = None,
         width: int | None = None,
         steps: int | None = None,
+        epochs: int | None = None,
         weights: str | None = None,
+        device: str | None = None,
         seed: int = 0,
         settings: dict[str, Any] | None = None,
         verbose: bool = False,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.method, self.from_scratch = method, from_scratch
-        self.size, self.width, self.steps = size, width, steps
-        self.weights, self.seed, self.settings, self.verbose = weights, seed, settings, verbose
+        self.method, self.from_scratch, self.quality = method, from_scratch, quality
+        self.size, self.width, self.steps, self.epochs = size, width, steps, epochs
+        self.weights, self.device, self.seed, self.settings = weights, device, seed, settings
+        self.verbose, self.on_progress = verbose, on_progress
+
+    # -- learning ----------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from scratch; what was learned before is discarded."""
@@ -67,61 +116,93 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Learn new classes besides the known ones."""
         return self._learn(X, y) if hasattr(self, "_directory") else self.fit(X, y)
 
-    def _learn(self, X: Any, y: Any) -> Self:
+    def update(self, X: Any, y: Any = None) -> Self:
+        """Learn more images of known classes."""
+        self._check_fitted()
+        return self._learn(X, y, update=True)
+
+    def _learn(self, X: Any, y: Any, update: bool = False) -> Self:
         with self._directory.locked():
             known = check_can_learn(self._directory) if self._directory.exists() else None
-            if isinstance(X, str | Path):
-                about, config, images = self._from_folder(known, X)
-            else:
-                about, config, images = self._from_arrays(known, X, y)
-            talk = Talk(print, shows_progress=True) if self.verbose else Talk()
-            result = learn(self._directory, about, images, config.runtime, talk)
-        self._loaded: tuple[Classifier, ModelInfo] | None = None
-        self.classes_ = _array(result.about.classes)
-        self.n_features_in_ = about.channels * about.preprocess.size**2
+            lesson = self._from_files if _are_paths(X) else self._from_arrays
+            about, config, images = lesson(known, X, y, update)
+            work = None if self.on_progress is None else lesson_work(self._directory, about, images, config.runtime)
+            talk = Talk(print if self.verbose else print_nothing, None, self.on_progress, shows_progress=self.verbose)
+            self.last_lesson_: LessonResult = learn(self._directory, about, images, config.runtime, talk, work=work)
+        self._refresh()
         return self
 
-    def _from_folder(self, known: ModelInfo | None, folder: str | Path) -> tuple[ModelInfo, RunConfig, LessonImages]:
-        listing = lesson_files(Path(folder), known.classes if known else ())
-        files = [file for files in listing.values() for file in files]
-        side = partial(default_settings.side_for, files)
-        about, config = self._configured(known, len(files), side, channels=3)
-        images = lesson_images(listing, about, config.data.memory, config.data.workers)
-        return about, config, images
+    def _refresh(self) -> None:
+        """Forget what was loaded of an earlier version."""
+        self._loaded: tuple[Classifier, ModelInfo] | None = None
+        about = self._directory.about()
+        self.classes_ = names_array(about.classes)
+        self.n_features_in_ = about.channels * about.preprocess.size**2
 
-    def _from_arrays(self, known: ModelInfo | None, X: Any, y: Any) -> tuple[ModelInfo, RunConfig, LessonImages]:
+    def _from_files(
+        self, known: ModelInfo | None, X: Any, y: Any, update: bool
+    ) -> tuple[ModelInfo, RunConfig, LessonImages]:
+        classes = known.classes if known else ()
+        if isinstance(X, PATHS):
+            listing = lesson_files(Path(X), classes, update)
+        elif y is None:
+            raise EtagError("a list of files needs y, the class of each file.")
+        else:
+            listing = _listing(list(map(os.fspath, X)), list(map(str, names_of(y))))
+            _check_names(list(listing), classes, update)
+        files = [file for own in listing.values() for file in own]
+        about, config = self._configured(known, len(files), partial(settings.side_for, files), channels=3)
+        return about, config, lesson_images(listing, about, config.data.memory, config.data.workers, update)
+
+    def _from_arrays(
+        self, known: ModelInfo | None, X: Any, y: Any, update: bool
+    ) -> tuple[ModelInfo, RunConfig, LessonImages]:
         if y is None:
-            X, y = _pairs(X)
-        pixels, names = as_pixels(X), _names(y)
-        if len(pixels) != len(names):
-            raise EtagError(f"there are {len(pixels)} images, but {len(names)} labels: pass one label per image.")
-        order = _unique(names)
-        if again := [name for name in order if known and name in known.classes]:
-            raise EtagError(f"these classes are known already: {', '.join(map(repr, again))}.")
+            X, y = pairs_of(X)
+        given, names = given_images(X), names_of(y)
+        if len(given) != len(names):
+            raise EtagError(f"there are {len(given)} images, but {len(names)} labels: pass one label per image.")
+        order = distinct(names)
+        _check_names(order, known.classes if known else (), update)
         if known is None and len(order) < 2:
             raise EtagError("a first lesson needs at least two classes.")
-        about, config = self._configured(known, len(names), lambda: pixels.shape[-1], pixels.shape[1])
-        _check_channels(pixels, about)
+        about, config = self._configured(known, len(names), lambda: given.side, given.channels)
         number = {name: place for place, name in enumerate(order)}
-        given = MemoryImages(pixels, torch.tensor([number[name] for name in names]))
-        fingerprint = checksum(given.pixels.numpy().tobytes() + given.labels.numpy().tobytes())
-        images = given.resized(about.preprocess.resize)
+        images = given.for_model(about, torch.tensor([number[name] for name in names]))
+        fingerprint = checksum(images.stored.numpy().tobytes() + images.labels.numpy().tobytes())
         train, held_out = (images.select(rows) for rows in hold_out_rows(images.labels))
-        return about, config, LessonImages(train, held_out, tuple(order), fingerprint)
+        return about, config, LessonImages(train, held_out, tuple(order), fingerprint, update)
 
     def _configured(
         self, known: ModelInfo | None, images: int, side: Callable[[], int], channels: int
     ) -> tuple[ModelInfo, RunConfig]:
         given = {"method": self.method, "seed": self.seed, "model.weights": self.weights, "train.steps": self.steps}
-        given |= {"data.size": self.size, "model.width": self.width}
+        given |= {"train.epochs": self.epochs, "data.size": self.size, "model.width": self.width}
+        given |= {"runtime.accelerator": self.device}
         values = {key: value for key, value in given.items() if value is not None} | (self.settings or {})
         if known is None:
             from_scratch = self.from_scratch or (channels != 3 and self.weights is None)
-            recipe, defaults = default_settings.for_new_model(values, from_scratch, images, side)
+            recipe, defaults = settings.for_new_model(values, from_scratch, images, side)
+            defaults |= settings.for_quality(self.quality, recipe, images)
             about, config = first_lesson(images, defaults | values, recipe=recipe)
             gray = replace(about.preprocess, mean=(0.5,), std=(0.25,))
             return (about if channels == 3 else replace(about, channels=1, preprocess=gray)), config
-        return next_lesson(known, images, {key: value for key, value in values.items() if key.startswith("train.")})
+        again = {key: value for key, value in values.items() if key.startswith(("train.", "runtime."))}
+        return next_lesson(known, images, again)
+
+    # -- predicting --------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> "Array | Predictions":
+        """The likeliest class of each image. For files, a folder or a pattern: `Predictions`, with the names of the
+        files; images of no known class are rejected there, as `etag predict` does it."""
+        if _are_paths(X):
+            return Predictions(list(predict_files(*self._load(), _files(X))))
+        return self._guesses(X)
+
+    def _guesses(self, X: Any) -> Array:
+        likely = self.predict_proba(X)
+        names: Array = self.classes_[likely.argmax(1)]
+        return names
 
     def predict_proba(self, X: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Calibrated probabilities: one row per image, one column for each of `classes_`."""
@@ -130,41 +211,81 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return rows
 
     def is_rejected(self, X: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Whether each image seems to be of no known class, as `etag predict --reject` decides it."""
+        """Whether each image seems to be of no known class, as `etag predict` decides it."""
         about, _, familiarity = self._predictions(X)
         rows: np.ndarray[Any, np.dtype[np.bool_]] = is_rejected(about, familiarity).numpy()
         return rows
 
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """The share of images that are classified correctly, none rejected; a folder with one sub-folder per class
+        needs no `y`."""
+        if isinstance(X, PATHS) and y is None:
+            y = [name for name, files in list_classes(Path(X), fewest=1).items() for _ in files]
+        return float(accuracy_score(y, self._guesses(X), sample_weight=sample_weight))
+
     def _predictions(self, X: Any) -> tuple[ModelInfo, Tensor, Tensor]:
         """Probabilities of images, and how familiar each is."""
-        if not hasattr(self, "_directory"):
-            raise NotFittedError("this IncrementalClassifier has learned no class yet: call fit first.")
-        if self._loaded is None:
-            self._loaded = self._directory.load_classifier()
-        classifier, about = self._loaded
-        images = self._images(about, X)
-        _check_channels(images.pixels, about)
+        classifier, about = self._load()
+        images = unlabeled_images(_files(X), about, workers=1).in_memory() if _are_paths(X) else None
+        images = images or given_images(X).for_model(about)
         return about, *predict_pixels(classifier, about, images.pixels)
 
-    def _images(self, about: ModelInfo, X: Any) -> MemoryImages:
-        """Images of the model's size; a file, folder or pattern stands for the files that `etag predict` reads."""
-        if isinstance(X, str | Path):
-            return unlabeled_images(list(image_files([str(X)])), about, workers=1).in_memory()
-        pixels = as_pixels(X)
-        return MemoryImages(pixels, torch.zeros(len(pixels)).long()).resized(about.preprocess.resize)
+    def _load(self) -> tuple[Classifier, ModelInfo]:
+        self._check_fitted()
+        if self._loaded is None:
+            self._loaded = self._directory.load_classifier()
+        return self._loaded
 
-    def predict(self, X: Any) -> np.ndarray[Any, Any]:
-        """The likeliest class of each image."""
-        places = self.predict_proba(X).argmax(1)
-        names: np.ndarray[Any, Any] = self.classes_[places]
-        return names
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "_directory"):
+            raise NotFittedError("this IncrementalClassifier has learned no class yet: call fit first.")
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """The share of images that are classified correctly; a folder with one sub-folder per class needs no `y`."""
-        if isinstance(X, str | Path) and y is None:
-            y = [name for name, files in list_classes(Path(X), fewest=1).items() for _ in files]
-        accuracy: float = super().score(X, y, sample_weight)
-        return accuracy
+    # -- the model ---------------------------------------------------------------------------------------------------
+
+    def evaluate(self, folder: str | Path, unknown: str | Path | None = None) -> FolderEvaluation:
+        """Evaluate on a folder with one sub-folder of images per class, as `etag evaluate` does."""
+        self._check_fitted()
+        return evaluate_folder(self._directory.path, Path(folder), None if unknown is None else Path(unknown))
+
+    def export(self, onnx: str | Path | None = None, torch: str | Path | None = None) -> None:
+        """Write the classifier for other programs, as `etag export` does."""
+        self._check_fitted()
+        if onnx is None and torch is None:
+            raise EtagError("choose what to write: onnx=FILE or torch=FILE.")
+        for out, write in ((onnx, export_onnx), (torch, export_torch)):
+            if out is not None:
+                write(self._directory.path, Path(out))
+
+    def forget(self, name: Name) -> str:
+        """Remove a class; older versions are deleted. Returns in words what remains of it."""
+        self._check_fitted()
+        _, remains = class_changes.forget_class(self._directory.path, name)
+        self._refresh()
+        return remains
+
+    def rename(self, old: Name, new: Name) -> Self:
+        """Give a class another name."""
+        self._check_fitted()
+        class_changes.rename_class(self._directory.path, old, new)
+        self._refresh()
+        return self
+
+    def versions(self) -> list[VersionRow]:
+        """The stored versions, oldest first."""
+        self._check_fitted()
+        return version_rows(self._directory.path)
+
+    def rollback(self, to: int | None = None) -> Self:
+        """Return to a stored version, by default to the one before the last lesson."""
+        self._check_fitted()
+        self._directory.rollback(to)
+        self._refresh()
+        return self
+
+    def info(self) -> ModelInfo:
+        """What the model is: classes, history of lessons, method, threshold."""
+        self._check_fitted()
+        return self._directory.about()
 
     def save(self, path: str | Path) -> None:
         """Write a model directory, which `etag predict` and `etag learn` accept too."""
@@ -182,11 +303,9 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _restore(self, fill: Any) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="etag-")
-        self._directory, self._loaded = ModelDirectory(Path(self._home.name) / "model"), None
+        self._directory = ModelDirectory(Path(self._home.name) / "model")
         fill(self._directory.path)
-        about = self._directory.about()
-        self.classes_ = _array(about.classes)
-        self.n_features_in_ = about.channels * about.preprocess.size**2
+        self._refresh()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {key: value for key, value in self.__dict__.items() if key not in ("_home", "_directory", "_loaded")}
@@ -208,67 +327,34 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self._restore(fill)
 
 
-def _check_channels(pixels: Tensor, about: ModelInfo) -> None:
-    if pixels.shape[1] != about.channels:
-        raise EtagError(f"these images have {pixels.shape[1]} channels, but the model was trained on {about.channels}.")
+def _are_paths(X: Any) -> bool:
+    """Whether these are files or a folder, and not images."""
+    return isinstance(X, PATHS) or (isinstance(X, list | tuple) and bool(X) and all(isinstance(x, PATHS) for x in X))
 
 
-def as_pixels(X: Any) -> Tensor:
-    """Images of any common kind as uint8 of shape (n, channels, height, width)."""
-    images = X if isinstance(X, Tensor) else torch.from_numpy(np.ascontiguousarray(np.asarray(X)))
-    if images.ndim == 3:
-        images = images[:, None]
-    if images.ndim != 4:
+def _files(X: Any) -> list[str]:
+    """The files that a path, a pattern, or a list of them stands for."""
+    files = list(image_files([os.fspath(X)] if isinstance(X, PATHS) else map(os.fspath, X)))
+    if not files:
+        raise EtagError(f"there are no images in '{X}'.")
+    return files
+
+
+def _listing(files: list[str], names: list[str]) -> dict[str, list[str]]:
+    if len(files) != len(names):
+        raise EtagError(f"there are {len(files)} files, but {len(names)} labels: pass one label per file.")
+    by_class: dict[str, list[str]] = {str(name): [] for name in distinct(names)}
+    for file, name in zip(files, names, strict=True):
+        by_class[name].append(file)
+    return by_class
+
+
+def _check_names(names: Sequence[Name], known: Sequence[Name], update: bool) -> None:
+    """Raise an error for new classes in an update, and for known ones otherwise."""
+    if update:
+        if unknown := [name for name in names if name not in known]:
+            raise EtagError(f"update is for known classes, but these are new: {', '.join(map(repr, unknown))}.")
+    elif again := [name for name in names if name in known]:
         raise EtagError(
-            f"images need the shape (n, height, width), or with channels before or after these, not "
-            f"{tuple(images.shape)}."
+            f"these classes are known already: {', '.join(map(repr, again))}; `update` adds images to them."
         )
-    if images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
-        images = images.permute(0, 3, 1, 2)
-    if images.shape[1] not in (1, 3):
-        raise EtagError(f"images have 1 or 3 channels, but these have the shape {tuple(images.shape)}.")
-    if images.is_floating_point():
-        if not images.isfinite().all():
-            raise EtagError("some of these images contain NaN or infinity: pass finite numbers.")
-        if len(images) and (images.min() < 0 or images.max() > 1):
-            raise EtagError(
-                "images of floats must be between 0 and 1, and these are not: scale them, or pass integers up to 255."
-            )
-        images = (images * 255).round()
-    elif len(images) and (images.min() < 0 or images.max() > 255):
-        raise EtagError("images of integers must be between 0 and 255, and these are not: scale them.")
-    return images.to(torch.uint8).contiguous()
-
-
-def _pairs(X: Iterable[Any]) -> tuple[Any, list[Name]]:
-    """Images and classes of a data set that yields pairs."""
-    pairs = [X[place] for place in range(len(X))] if isinstance(X, Sequence) else list(X)
-    if not pairs or not isinstance(pairs[0], tuple | list) or len(pairs[0]) != 2:
-        raise EtagError("without y, X must be a folder or yield pairs of an image and its class.")
-    return np.stack([np.asarray(image) for image, _ in pairs]), [name for _, name in pairs]
-
-
-def _names(y: Any) -> list[Name]:
-    values = y.tolist() if isinstance(y, np.ndarray | Tensor) else list(y)
-    names = [tuple(value) if isinstance(value, list) else value for value in values]
-    for name in dict.fromkeys(names):
-        name_to_json(name)  # a name that cannot be saved is refused now, not after training
-    return names
-
-
-def _unique(names: Sequence[Name]) -> list[Name]:
-    """The distinct names: sorted if possible, otherwise in order of appearance."""
-    distinct = list(dict.fromkeys(names))
-    try:
-        return sorted(distinct)  # type: ignore[type-var]
-    except TypeError:
-        return distinct
-
-
-def _array(names: Sequence[Name]) -> np.ndarray[Any, Any]:
-    """One entry per class, also for tuples."""
-    if any(isinstance(name, tuple) for name in names) or len({type(name) for name in names}) > 1:
-        array = np.empty(len(names), dtype=object)
-        array[:] = names
-        return array
-    return np.array(names)

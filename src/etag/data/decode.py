@@ -29,10 +29,15 @@ def decode(path: str | Path, resize: Resize, channels: int = 3) -> Pixels:
     """Return the image as uint8 of shape (channels, side, side), RGB or gray, rotated by its EXIF orientation."""
     with _opened(path) as image:
         image.draft("RGB", resize.scaled_size(*image.size))  # lets a large JPEG be decoded at a smaller scale
-        upright = _resized(_in_color(ImageOps.exif_transpose(image)), resize)
-        if channels == 1:
-            return np.asarray(upright.convert("L"))[None].copy()
-        return _channels_first(upright)
+        return pixels_of(image, resize, channels)
+
+
+def pixels_of(image: Image.Image, resize: Resize, channels: int = 3) -> Pixels:
+    """Return an opened image as `decode` does."""
+    upright = _resized(_in_color(ImageOps.exif_transpose(image)), resize)
+    if channels == 1:
+        return np.asarray(upright.convert("L"))[None].copy()
+    return _channels_first(upright)
 
 
 def _resized(image: Image.Image, resize: Resize) -> Image.Image:
