@@ -5,6 +5,7 @@ from math import isfinite
 from pathlib import Path
 
 from etag.core.errors import EtagError, known_names
+from etag.core.files import remove
 from etag.core.text import count_text, now
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.versions import Lesson, ModelInfo, Name
@@ -33,6 +34,7 @@ def forget_class(model: Path, name: Name) -> tuple[ModelInfo, str]:
         history = tuple(replace(past, classes=_without(past.classes, name)) for past in about.history)
         left = replace(about, classes=_without(about.classes, name), history=history)
         about = left.with_lesson(lesson, task_sizes=tuple(method.task_sizes))
+        remove(directory.pages)  # they name the class
         directory.save(method, about, keep=1)
         return about, remains
 

@@ -1,5 +1,6 @@
 """The accuracy of a model on labeled images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from etag.app.predicting import BATCH, is_rejected, predict_pixels, unlabeled_images
+from etag.app.predicting import BATCH, Device, is_rejected, load_on, predict_pixels, unlabeled_images
 from etag.core.errors import EtagError
 from etag.core.text import listing as listing_text
 from etag.data.folders import as_images, list_classes, list_images
 from etag.data.images import FileImages, unreadable_error
 from etag.evaluation.calibration import calibration_error, unknown_auroc
-from etag.learner.model_directory import ModelDirectory
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
 
@@ -60,11 +60,16 @@ def check_evaluation_folder(folder: Path) -> None:
 
 
 def evaluate_folder(
-    model: Path, folder: Path, unknown: Path | None = None, picture: Path | None = None, workers: int = 1
+    model: Path,
+    folder: Path,
+    unknown: Path | None = None,
+    out: Path | None = None,
+    workers: int = 1,
+    device: Device = "auto",
 ) -> FolderEvaluation:
     """Evaluate a model on a folder of images by class. Images of classes that it does not know, and those of the folder
     `unknown`, tell how well unknown images are recognized."""
-    classifier, about = ModelDirectory(model).load_classifier()
+    classifier, about = load_on(model, device)
     listing = list_classes(folder, fewest=1)
     strange = {name: files for name, files in listing.items() if name not in about.classes}
     listing = {name: files for name, files in listing.items() if name not in strange}
@@ -76,9 +81,8 @@ def evaluate_folder(
     labels, (probability, familiarity) = place[images.labels], _all(classifier, about, images)
     files = [file for own in strange.values() for file in own] + ([] if unknown is None else _files(unknown))
     unfamiliar = _all(classifier, about, unlabeled_images(files, about, workers))[1] if files else None
-    (surest, predicted), classes = probability.max(1), len(about.classes)
+    predicted, classes = probability.argmax(1), len(about.classes)
     right = (predicted == labels).double()
-    wrong = [row for row in surest.argsort(descending=True).tolist() if not right[row]][:MISTAKES]
     evaluation = FolderEvaluation(
         images=len(labels),
         accuracy=right.mean().item(),
@@ -88,23 +92,39 @@ def evaluate_folder(
         },
         confusion=(labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes).tolist(),
         unknown_classes={name: len(own) for name, own in strange.items()},
-        mistakes=[
-            Mistake(file, about.classes[label], about.classes[guess], surest[row].item())
-            for row, file, label, guess in zip(
-                wrong, images.files[wrong].tolist(), labels[wrong].tolist(), predicted[wrong].tolist(), strict=True
-            )
-        ],
+        mistakes=list_mistakes(images.files.tolist(), probability, labels, about.classes),
         calibration_error=calibration_error(probability, labels),
         auroc=None if unfamiliar is None else unknown_auroc(familiarity, unfamiliar),
         rejected=_share_rejected(about, familiarity),
         unknown_rejected=None if unfamiliar is None else _share_rejected(about, unfamiliar),
     )
-    if picture is not None:
-        from etag.report.figures import confusion_heatmap
-        from etag.report.page import write_figure
-
-        write_figure(confusion_heatmap(evaluation.confusion, list(map(str, about.classes)), about.task_sizes), picture)
+    if out is not None:
+        _draw(model, folder, about, evaluation, out)
     return evaluation
+
+
+def _draw(model: Path, folder: Path, about: ModelInfo, evaluation: FolderEvaluation, out: Path) -> None:
+    """Write a page, or the confusion matrix as a figure, as the name of the file says."""
+    if out.suffix == ".html":
+        from etag.app.pages import write_evaluation_page
+
+        write_evaluation_page(model, folder, about, evaluation, out)
+        return
+    from etag.report.figures import confusion_heatmap
+    from etag.report.page import write_figure
+
+    write_figure(confusion_heatmap(evaluation.confusion, list(map(str, about.classes)), about.task_sizes), out)
+
+
+def list_mistakes(files: Sequence[str], probability: Tensor, labels: Tensor, classes: Sequence[Name]) -> list[Mistake]:
+    """The files that are classified wrongly, the surest mistakes first."""
+    surest, predicted = probability.max(1)
+    order = surest.argsort(descending=True, stable=True)
+    wrong = order[(predicted != labels)[order]][:MISTAKES].tolist()
+    return [
+        Mistake(files[row], classes[int(labels[row])], classes[int(predicted[row])], float(surest[row]))
+        for row in wrong
+    ]
 
 
 def _share_rejected(about: ModelInfo, familiarity: Tensor) -> float | None:

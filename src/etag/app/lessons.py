@@ -12,6 +12,8 @@ from rich.console import Console
 
 from etag.app import settings as default_settings
 from etag.app.announcing import announce
+from etag.app.curves import CurveRecorder
+from etag.app.evaluating import FolderEvaluation, Mistake, check_evaluation_folder, evaluate_folder, list_mistakes
 from etag.app.folders import LessonImages, lesson_files, lesson_images
 from etag.app.interrupted import LessonRecorder, resume_or_discard
 from etag.app.labels import WrongLabel, wrong_labels
@@ -58,7 +60,10 @@ class LessonResult:
     about: ModelInfo
     learned_held_out: bool  # whether the held-out images were learned too, after they were evaluated
     taken_for_old: int  # held-out images of new classes that were taken for an old class
+    mistakes: list[Mistake]  # held-out files that are classified wrongly, the surest ones first
     update: UpdateReport | None  # how an update of known classes changed the model; None if the classes are new
+    evaluation: FolderEvaluation | None = None  # of a user's own labeled images, on request
+    page: Path | None = None  # about the lesson
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class LessonOptions:
     quality: default_settings.Quality = "balanced"
     minutes: float | None = None  # that training should take
     keep: int | None = None  # versions to store
+    evaluate: Path | None = None  # labeled images of old and new classes, on which the model is evaluated afterwards
+    page: bool = True  # write a page about the lesson
     discard: bool = False  # give up another lesson that was interrupted
     dry_run: bool = False
     cache_features: bool = False  # features under a frozen backbone are in the user's cache and stay there
@@ -83,6 +90,8 @@ def learn_folder(
 ) -> LessonResult | None:
     """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing."""
     options, talk, directory = options or LessonOptions(), talk or Talk(), ModelDirectory(model)
+    if options.evaluate is not None:
+        check_evaluation_folder(options.evaluate)  # an error now, not after the lesson
     if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
         raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
     with directory.locked():
@@ -116,6 +125,7 @@ def learn_folder(
             cache = user_cache() / "features"
             make_private_folder(cache)
         with nullcontext() if options.ray is None else options.ray.connected(runtime.precision) as distribute:
+            curves = CurveRecorder()
             result = learn(
                 directory,
                 about,
@@ -127,10 +137,26 @@ def learn_folder(
                 keep=options.keep,
                 feature_folder=cache,
                 distribute=distribute,
+                callbacks=[curves],
             )
+        if options.evaluate is not None:
+            result = replace(result, evaluation=evaluate_folder(model, options.evaluate))
+        if options.page:
+            result = replace(result, page=_write_page(directory, result, curves, talk))
         if cache is not None and any(cache.iterdir()):
             talk.print_line(f"features of these images stay in '{cache}' until you delete that folder.")
         return result
+
+
+def _write_page(directory: ModelDirectory, result: LessonResult, curves: CurveRecorder, talk: Talk) -> Path | None:
+    """The page of the lesson. Without it the lesson is learned all the same."""
+    from etag.app.pages import write_lesson_page  # matplotlib is only needed now
+
+    try:
+        return write_lesson_page(directory, result, curves)
+    except EtagError as error:
+        talk.print_line(f"the lesson is learned, but its page could not be written: {error}")
+        return None
 
 
 def _steps(
@@ -205,6 +231,7 @@ def learn(
     stop: Stop | None = None,
     feature_folder: Path | None = None,
     distribute: Distribute | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> LessonResult:
     """One lesson; `about` describes the model so far, or how a new one starts. The caller holds the model's lock. An
     interrupted lesson is resumed if its images are the same; `note` says what it is, and `work` what it will take.
@@ -219,10 +246,10 @@ def learn(
         print_line = spoken.print_line if runtime.leader else print_nothing
         on_stop = stop or Stop(runtime.max_over_processes)
         method, task = lesson_task(runtime, directory, about, images, print_line)
-        callbacks: list[Callback] = []
+        told: list[Callback] = []
         if runtime.leader:
-            callbacks = create_callbacks(options.callbacks, directory.path)
-            callbacks += _progress(directory, title, note, work or [], spoken)
+            told = [*create_callbacks(options.callbacks, directory.path), *callbacks]
+            told += _progress(directory, title, note, work or [], spoken)
         suspects: list[WrongLabel] = []
         chosen = LearnOptions(
             images.names,
@@ -233,13 +260,13 @@ def learn(
             keep_versions=keep or max(VERSIONS, about.keep_versions),
             before_saving=lambda learner: suspects.extend(_wrong_labels(learner, task, images)),
         )
-        with closing_all(callbacks), on_stop.on_signals(print_line):
+        with closing_all(told), on_stop.on_signals(print_line):
             learner = Learner(
                 method,
                 runtime,
                 directory,
                 about,
-                callbacks,
+                told,
                 stop=on_stop,
                 print_line=print_line,
                 feature_folder=feature_folder,
@@ -290,9 +317,19 @@ def _result(
         after.history[-1],
         after,
         learned_held_out=isinstance(learner.method, UpdatesExactly),
+        mistakes=_mistakes(learner, images),
         taken_for_old=0 if images.update else sum(sum(row[: task.num_old]) for row in rows.values()),
         update=None if check is None else check.report(),
     )
+
+
+def _mistakes(learner: Learner, images: LessonImages) -> list[Mistake]:
+    """The held-out files that are classified wrongly; none if the images were no files."""
+    files, found = images.files[len(images.train) :], learner.predictions
+    if not files or not found:
+        return []
+    probability = (found["scores"] / learner.about.temperature).softmax(1)  # as the model predicts from now on
+    return list_mistakes(files, probability, found["label"], learner.about.classes)
 
 
 def _wrong_labels(learner: Learner, task: Task, images: LessonImages) -> list[WrongLabel]:

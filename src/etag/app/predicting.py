@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from etag.core.memory import images_at_a_time, reuse_freed_memory
 from etag.core.precision import at_least_single
 from etag.data.images import FileImages, unreadable_reason
 from etag.engine.runtime import autocast
+from etag.learner.model_directory import ModelDirectory
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
 
@@ -32,6 +35,19 @@ class Prediction:
     def name(self) -> Name | None:
         """The class of the image; None if it is rejected or could not be read."""
         return None if self.rejected or not self.classes else self.classes[0]
+
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def load_on(model: Path, device: Device = "auto") -> tuple[Classifier, ModelInfo]:
+    """A model's classifier on a device; `auto` is a GPU if there is one."""
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if device == "auto":
+        device = next(name for name, there in present.items() if there)
+    elif not present[device]:
+        raise EtagError(f"there is no device '{device}' here: choose another, or auto.")
+    return ModelDirectory(model).load_classifier(torch.device(device))
 
 
 @torch.inference_mode()

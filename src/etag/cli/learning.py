@@ -48,6 +48,9 @@ def learn(
     ] = None,
     keep: Annotated[int | None, typer.Option(help="Versions to store; by default three.", min=1)] = None,
     discard: Annotated[bool, typer.Option("--discard", help="Give up another lesson that was interrupted.")] = False,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Whether to write a page about the lesson into the model.")
+    ] = True,
     cache_features: Annotated[
         bool,
         typer.Option(
@@ -71,7 +74,6 @@ def learn(
     plugin: Plugins = None,
 ) -> None:
     """Learn new classes from a folder of images; no image is stored."""
-    from etag.app.evaluating import check_evaluation_folder, evaluate_folder
     from etag.app.lessons import LessonOptions, learn_folder
     from etag.core.errors import EtagError
 
@@ -92,13 +94,13 @@ def learn(
         quality=quality,
         minutes=minutes,
         keep=keep,
+        evaluate=evaluate,
+        page=page,
         discard=discard,
         dry_run=dry_run,
         cache_features=cache_features,
         ray=ray,
     )
-    if evaluate is not None:
-        check_evaluation_folder(evaluate)  # an error now, not after the lesson
     try:
         result = learn_folder(model, folder, options, terminal_talk(verbose, quiet))
     except KeyboardInterrupt as stopped:
@@ -107,8 +109,8 @@ def learn(
     if result is None:
         return
     print_lesson(model, result, quiet)
-    if evaluate is not None:
-        print_evaluation_by_lesson(result.about, evaluate, evaluate_folder(model, evaluate))
+    if evaluate is not None and result.evaluation is not None:
+        print_evaluation_by_lesson(result.about, evaluate, result.evaluation)
 
 
 @app.command()
@@ -148,7 +150,7 @@ def rename(
 def list_versions(model: Model, as_json: AsJson = False) -> None:
     """List the stored versions of a model."""
     from etag.app.version_list import version_rows
-    from etag.core.text import count_text, data_size
+    from etag.core.text import count_text, data_size, date_text
 
     rows = version_rows(model)
     if as_json:
@@ -157,7 +159,7 @@ def list_versions(model: Model, as_json: AsJson = False) -> None:
     for row in rows:
         right = "" if row.accuracy is None else f"; {row.accuracy:.1%} of {row.images} held-out images right"
         origin = "" if row.parent is None else f", from {row.parent}"
-        mark, date = "*" if row.is_current else " ", row.date[:16].replace("T", " ")
+        mark, date = "*" if row.is_current else " ", date_text(row.date)
         known = count_text(row.classes, "class", "classes")
         echo(f"{mark} {row.number}{origin}  {date}  {row.lesson}{right}; {known} known, {data_size(row.bytes)}")
     echo(f"* is the current version; `etag models rollback {model} --to VERSION` returns to another. They share files.")

@@ -35,6 +35,8 @@ def print_lesson(model: Path, result: "LessonResult", quiet: bool = False) -> No
     if result.calibration.threshold is None:
         echo(f"`etag predict` cannot reject unknown images yet: it needs {ENOUGH} held-out images.")
     print_some("likely in the wrong folder", map(wrong_label_text, result.wrong_labels))
+    if result.page is not None:
+        echo(f"page of the lesson: {result.page}")
     sizes = ModelDirectory(model).sizes()
     echo(f"{model}: {data_size(sum(sizes.values()))}; predicting needs {data_size(sizes['classifier'])} of it.")
 
@@ -78,7 +80,8 @@ def _print_old_classes(model: Path, result: "LessonResult") -> None:
             if past.evaluation is not None:
                 accuracy = f"{past.evaluation.accuracy:.1%} of {past.evaluation.images} held-out images"
             echo(f"  lesson {number} ({_names(past.classes)}): {accuracy}")
-    echo(f"`etag evaluate {model} FOLDER` measures them now, on labeled images of yours.")
+    if result.evaluation is None:
+        echo(f"`etag evaluate {model} FOLDER` measures them now, on labeled images of yours.")
 
 
 def _print_update(model: Path, parent: int | None, report: "UpdateReport") -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from etag.cli.lesson_result import wrong_label_text
-from etag.cli.options import AsJson, Model, NamedPlugins, Workers
+from etag.cli.options import AsJson, Device, Model, NamedPlugins, Workers
 from etag.cli.printing import echo, echo_json, print_some
 
 if TYPE_CHECKING:
@@ -78,15 +78,15 @@ def predict(
         ),
     ] = None,
     workers: Workers = 1,
+    device: Device = "auto",
     _plugin: NamedPlugins = None,
 ) -> None:
     """Predict the classes of images. Files that cannot be read are reported and do not stop the rest."""
     from etag.app.folders import image_files
-    from etag.app.predicting import predict_files
+    from etag.app.predicting import load_on, predict_files
     from etag.learner.calibration import REJECTED
-    from etag.learner.model_directory import ModelDirectory
 
-    classifier, about = ModelDirectory(model).load_classifier()
+    classifier, about = load_on(model, device)
     given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     predictions = predict_files(classifier, about, list(image_files(given)), top=top, reject=reject, workers=workers)
     counts = _print_predictions(predictions, form)
@@ -156,17 +156,21 @@ def evaluate(
     model: Model,
     folder: Annotated[Path, typer.Argument(help="Images with one sub-folder per class.")],
     unknown: Annotated[Path | None, typer.Option(help="Folder of images of no known class; adds AUROC.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a figure (.png, .svg, .pdf).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write a page with the worst mistakes (.html), or the confusion matrix (.png, .svg, .pdf)."),
+    ] = None,
     as_json: AsJson = False,
     workers: Workers = 1,
+    device: Device = "auto",
     _plugin: NamedPlugins = None,
 ) -> None:
     """Measure the accuracy of a model on labeled images."""
     from etag.app.evaluating import evaluate_folder
 
-    evaluation = evaluate_folder(model, folder, unknown, out, workers)
+    evaluation = evaluate_folder(model, folder, unknown, out, workers, device)
     if out is not None:
-        echo(f"{out}: written, the confusion matrix.", err=as_json)
+        echo(f"{out}: written, {'the page' if out.suffix == '.html' else 'the confusion matrix'}.", err=as_json)
     if as_json:
         echo_json(evaluation.to_json(), indent=1)
         return

@@ -1,12 +1,15 @@
 """Arguments and options that several commands have."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 Model = Annotated[Path, typer.Argument(help="A model directory: of `etag learn`, or of a finished `etag run`.")]
 Workers = Annotated[int, typer.Option(help="Processes that decode images in advance.", min=0)]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto: on a GPU if there is one.")
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option: train.steps=300.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

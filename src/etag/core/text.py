@@ -84,6 +84,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def date_text(date: str) -> str:
+    """Such a date and time, to the minute."""
+    return f"{date[:16].replace('T', ' ')} UTC"
+
+
 def task_sizes(classes_per_task: Sequence[int]) -> str:
     """Classes of each task, with equal neighbors counted: 50 + 10 × 5."""
     runs = [(len(list(equal)), size) for size, equal in groupby(classes_per_task)]

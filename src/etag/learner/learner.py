@@ -68,6 +68,7 @@ class Learner:
         self.engine = engine or Engine(runtime, self.callbacks, self.stop.check, phases)
         self.about = about or ModelInfo({}, method.context.preprocess, method.context.channels)
         self.calibration: Calibration | None = None  # of the last lesson that was calibrated
+        self.predictions: dict[str, Tensor] = {}  # for its held-out images
         # where features of a frozen backbone are stored while the learner works; without a directory: in memory
         self._feature_folder = feature_folder or (None if directory is None else directory.unfinished.features)
         self._feature_stores: dict[str, FeatureStore] = {}
@@ -192,6 +193,7 @@ class Learner:
         evaluation = evaluate({name: rows[:count] for name, rows in predictions.items()}, tasks)
         if options.calibrate:
             self.calibration = calibrate(self.method, predictions, count, task.num_old, self.about)
+            self.predictions = {name: rows[:count].cpu() for name, rows in predictions.items()}
         return evaluation, time.perf_counter() - start
 
     def _save(

@@ -3,6 +3,7 @@
     current                       the number of the current version, and the checksum of its about.json
     versions/N/about.json         configuration, classes, history, structure, and the names of its tensor files
     tensors/CHECKSUM.safetensors  tensors; versions share files with equal content
+    pages/lesson-N.html           what people may want to know of a lesson
     unfinished/                   a task that is being learned: its checkpoints, and what it is
 
 A version has two parts: the classifier (what predicts) and the learner (the rest of the method, to learn more). It is
@@ -46,6 +47,7 @@ class ModelDirectory:
         self._current, self._versions = self.path / "current", self.path / "versions"
         self._tensors = TensorFiles(self.path / "tensors")
         self.unfinished = UnfinishedTask(self.path / "unfinished")
+        self.pages = self.path / "pages"  # of lessons, for people
 
     def exists(self) -> bool:
         """Whether there is a version to predict with."""
@@ -75,7 +77,14 @@ class ModelDirectory:
 
     def check_links(self) -> None:
         """Raise an error if a part of the directory is a link: writing there would change files outside."""
-        parts = (self._current, self._versions, self.path / "tensors", self.unfinished.folder, self.path / LOCK)
+        parts = (
+            self._current,
+            self._versions,
+            self.path / "tensors",
+            self.unfinished.folder,
+            self.pages,
+            self.path / LOCK,
+        )
         if links := [path.name for path in parts if path.is_symlink()]:
             raise EtagError(
                 f"'{self.path}' cannot be changed: {', '.join(links)} is a link to somewhere else. Copy the model "

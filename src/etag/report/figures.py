@@ -292,6 +292,17 @@ def loss_curves(losses: PhaseLosses) -> Figure:
     return figure
 
 
+def training_accuracy(points: Sequence[tuple[int, float]]) -> Figure:
+    """The accuracy on training images in percent over the steps."""
+    figure, axes = _figure(WIDTH, 2.5)
+    steps, shares = zip(*points, strict=True)
+    axes.plot(steps, [100 * share for share in shares], color=VERMILION, linewidth=1.2)
+    axes.set(xlabel="steps", ylabel="right (%)", ylim=(0, 102))
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    return figure
+
+
 def time_bars(bars: Sequence[Bar]) -> Figure:
     """Training time: one bar per method, one piece of it per task."""
     figure, axes = _figure(WIDTH, max(RATIO * WIDTH, 1.0 + 0.34 * len(bars)))
