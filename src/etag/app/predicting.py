@@ -43,11 +43,10 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 def load_on(model: Path, device: Device = "auto") -> tuple[Classifier, ModelInfo]:
     """A model's classifier on a device; `auto` is a GPU if there is one."""
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if device == "auto":
-        device = next(name for name, there in present.items() if there)
-    elif not present[device]:
+    if not present.get(device, True):
         raise EtagError(f"there is no device '{device}' here: choose another, or auto.")
-    return ModelDirectory(model).load_classifier(torch.device(device))
+    place = next(name for name, there in present.items() if there) if device == "auto" else device
+    return ModelDirectory(model).load_classifier(torch.device(place))
 
 
 @torch.inference_mode()
