@@ -84,7 +84,7 @@ def predict(
     """Predict the classes of images. Files that cannot be read are reported and do not stop the rest."""
     from etag.app.folders import image_files
     from etag.app.predicting import load_on, predict_files
-    from etag.learner.calibration import REJECTED
+    from etag.learner.versions import REJECTED
 
     classifier, about = load_on(model, device)
     given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from etag.learner.versions import Lesson, ModelInfo
+from etag.learner.versions import REJECTED, Lesson, ModelInfo
 from etag.losses.temperature import fit_temperature
 from etag.methods.abilities import GeneratesFeatures, MeasuresFamiliarity
 from etag.methods.base import AnyMethod
 
 GENERATED = 100  # features per old class
-REJECTED = 0.05  # share of images of known classes that may be rejected as unknown
 ENOUGH = round(1 / REJECTED)  # images and generated features: with fewer, nobody knows which are the lowest 5 %
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from etag.methods.base import AnyMethod
 
 FORMAT = 3
+REJECTED = 0.05  # share of images of known classes that a calibrated threshold rejects as unknown
 Name = Hashable  # of a class: text, a number, or a tuple of these
 
 
