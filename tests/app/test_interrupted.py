@@ -1,5 +1,6 @@
 """Lessons that were interrupted: said, resumed, or given up on purpose."""
 
+import json
 import re
 
 import pytest
@@ -81,3 +82,31 @@ def test_minutes_that_make_no_sense(copied, with_statistics, digits_folder):
     )
     assert "leave out --epochs" in refused(etag("learn", copied, folder, "--minutes", "1", "--epochs", "2"))
     assert "this lesson trains no network" in refused(etag("learn", with_statistics, folder, "--minutes", "1"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no json",
+        b"[]",
+        b'{"folder": 3, "classes": -1, "update": 0, "began": []}',
+        b'{"folder": "x", "classes": 2, "update": false, "began": "now", "done": 1e99}',
+        b"{" * 100_000,
+    ],
+)
+def test_a_damaged_note_of_a_lesson_is_no_note(interrupted_lesson, content):
+    (interrupted_lesson / "unfinished" / "lesson.json").write_bytes(content)
+    assert ModelDirectory(interrupted_lesson).unfinished.lesson is None
+    done = etag("info", interrupted_lesson)
+    assert done.returncode == 0, done.stderr
+    assert "unfinished" not in done.stdout
+
+
+def test_a_note_cannot_do_anything_to_a_terminal(interrupted_lesson):
+    note = {"folder": "\x1b[31mred\n", "classes": 2, "update": False, "began": "\x07", "done": 0.5}
+    (interrupted_lesson / "unfinished" / "lesson.json").write_text(json.dumps(note))
+    done = etag("info", interrupted_lesson)
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\x07" not in done.stdout + done.stderr
+    assert r"\x1b[31mred\n" in done.stdout

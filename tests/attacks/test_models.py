@@ -438,14 +438,14 @@ def test_what_is_not_a_file_is_refused_and_never_opened(model, which, kind):
         refusal(read)
 
 
-@pytest.mark.parametrize("name", ["tensors", "versions", "unfinished", ".lock", "current"])
+@pytest.mark.parametrize("name", ["tensors", "versions", "unfinished", "pages", ".lock", "current"])
 def test_links_that_lead_outside_are_not_followed_when_something_is_written(model, tmp_path, name):
     victim = tmp_path / "victim"
     link = model.path / name
     if link.is_dir():
         shutil.copytree(link, victim)
         shutil.rmtree(link)
-    elif name == "unfinished":
+    elif name in ("unfinished", "pages"):
         victim.mkdir()
     else:
         victim.write_text(link.read_text() if link.exists() else "precious")

@@ -339,6 +339,14 @@ def cases(folder):
         "rollback": Case(
             "rollback", folder, lambda root: ["models", "rollback", root], model_state, known, settled=lesson_count(1)
         ),
+        "rename": Case(
+            "rename",
+            folder,
+            lambda root: ["rename", root, "digit 1", "one"],
+            model_state,
+            known,
+            settled=lesson_count(3),
+        ),
         "strip": Case("strip", folder, lambda root: ["models", "strip", root], stripped_state, known),
         "bench": Case("bench", folder, bench, bench_state),
         "restart": Case(

@@ -94,7 +94,7 @@ class ModelDirectory:
     def recover(self) -> bool:
         """Complete what a killed process began; returns whether it removed something of older versions. The caller has
         the lock."""
-        folders = (self.path, self.path / "tensors", self.unfinished.folder, self._versions)
+        folders = (self.path, self.path / "tensors", self.unfinished.folder, self.pages, self._versions)
         left = [remove_partial(folder) for folder in folders]
         if not self.exists():
             return False
