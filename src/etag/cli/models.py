@@ -331,18 +331,41 @@ def info(model: Model, as_json: AsJson = False, _plugin: NamedPlugins = None) ->
 def export(
     model: Model,
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX (needs the extra `export`).")] = None,
-    torch: Annotated[Path | None, typer.Option(help="Write a torch.export program.")] = None,
+    torch: Annotated[Path | None, typer.Option(help="Write a torch.export program, which takes tensors.")] = None,
+    takes: Annotated[
+        Literal["photos", "tensors"],
+        typer.Option("--input", help="What the ONNX file takes: photos of any size, or tensors of resized images."),
+    ] = "photos",
+    photos: Annotated[
+        list[str] | None, typer.Option(help="Photos (a file, folder or pattern) on which to compare ONNX and model.")
+    ] = None,
     _plugin: NamedPlugins = None,
 ) -> None:
     """Write the classifier as one file for other programs, after comparing it with the model."""
-    from etag.app.exporting import export_onnx, export_torch
+    from etag.app.exporting import export_torch
+    from etag.app.folders import image_files
+    from etag.app.onnx_files import export_onnx
     from etag.core.errors import EtagError
 
     if onnx is None and torch is None:
         raise EtagError("choose what to write: --onnx FILE or --torch FILE.")
-    for out, write in ((onnx, export_onnx), (torch, export_torch)):
-        if out is not None:
-            echo(f"{out}: written; its outputs differ from the model's by at most {write(model, out):.1e}.")
+    if onnx is None and photos:
+        raise EtagError("--photos compares an ONNX file with the model: add --onnx FILE.")
+    if onnx is not None:
+        result = export_onnx(model, onnx, takes, list(image_files(photos or [])))
+        echo(f"{onnx}: written; its outputs differ from the model's by at most {result.difference:.1e}.")
+        if result.resizing is not None:
+            echo(
+                "it resizes photos itself: on synthetic photos of several sizes the probabilities differ by at most "
+                f"{result.resizing:.1e}."
+            )
+        if (found := result.agreement) is not None:
+            echo(
+                f"on {found.photos} photos, {found.same_class} of them get the same class; the probabilities differ by "
+                f"at most {found.difference:.1e}."
+            )
+    if torch is not None:
+        echo(f"{torch}: written; its outputs differ from the model's by at most {export_torch(model, torch):.1e}.")
 
 
 @app.command()
