@@ -26,6 +26,7 @@ class Prediction:
     classes: tuple[Name, ...] = ()
     probabilities: tuple[float, ...] = ()
     error: str | None = None
+    picture: str | None = None  # a file that shows which places of the image decided
 
 
 @torch.inference_mode()

@@ -221,6 +221,10 @@ def predict(
     reject: Annotated[
         bool, typer.Option("--reject", help="Print 'none of these' for images unlike all known classes.")
     ] = False,
+    explain: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a picture per image there: which places speak for its class."),
+    ] = None,
     workers: Workers = 1,
     _plugin: NamedPlugins = None,
 ) -> None:
@@ -232,35 +236,41 @@ def predict(
     classifier, about = ModelDirectory(model).load_classifier()
     given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     predictions = predict_files(classifier, about, list(image_files(given)), top=top, reject=reject, workers=workers)
-    unreadable = _print_predictions(predictions, form)
+    if explain is not None:
+        from etag.app.explaining import explain_files
+
+        predictions = explain_files(classifier, about, predictions, explain)
+    unreadable = _print_predictions(predictions, form, pictures=explain is not None)
     for prediction in unreadable:
         echo(f"{prediction.path} cannot be read: {prediction.error}.", err=True)
     if unreadable:
         raise typer.Exit(1)
 
 
-def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[Prediction]":
-    """Print predictions; returns those whose file could not be read."""
+def _print_predictions(predictions: Iterable["Prediction"], form: str, pictures: bool) -> "list[Prediction]":
+    """Print predictions, with `pictures` also the files of their pictures; returns those whose file is unreadable."""
     from etag.core.text import csv_cell, printable
 
     failed = []
     rows = csv.writer(sys.stdout, lineterminator="\n")
     if form == "csv":
-        rows.writerow(["path", "class", "probability"])
+        rows.writerow(["path", "class", "probability", *(["picture"] if pictures else [])])
     for prediction in predictions:
         if prediction.error is not None:
             failed.append(prediction)
             continue
         classes = list(zip(prediction.classes, prediction.probabilities, strict=True))
+        picture = [prediction.picture or ""] if pictures else []
         if form == "json":
             values = [{"class": name, "probability": round(value, 6)} for name, value in classes]
-            echo_json({"path": prediction.path, "predictions": values})
+            found = {"path": prediction.path, "predictions": values}
+            echo_json(found | ({"picture": prediction.picture} if pictures else {}))
         elif form == "csv":
-            cells = ([prediction.path, name, f"{value:.6f}"] for name, value in classes or [("", 0.0)])
+            cells = ([prediction.path, name, f"{value:.6f}", *picture] for name, value in classes or [("", 0.0)])
             rows.writerows(map(csv_cell, row) for row in cells)
         else:
             words = [f"{value:6.1%}  {name}" for name, value in classes] or [f"        {NONE_OF_THESE}"]
-            echo("\t".join(map(printable, [prediction.path, *words])))
+            echo("\t".join(map(printable, [prediction.path, *words, *picture])))
     return failed
 
 
