@@ -1,6 +1,7 @@
 """IncrementalClassifier in the scikit-learn manner."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,6 +290,9 @@ def test_it_evaluates_and_exports(tmp_path):
             [c for c in "012" for _ in range(30)],
         )
     )
+    shown = model.explain(sorted((tmp_path / "labeled" / "1").glob("*.png"))[:2], tmp_path / "shown")
+    assert [Path(row.picture).parent for row in shown] == [tmp_path / "shown"] * 2
+    assert all(Path(row.picture).is_file() for row in shown)
     model.export(torch=tmp_path / "model.pt2")
     assert (tmp_path / "model.pt2").stat().st_size > 0
     with pytest.raises(EtagError, match="choose what to write"):

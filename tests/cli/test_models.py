@@ -119,7 +119,7 @@ def test_export(finished, images, tmp_path):
     program = torch.export.load(tmp_path / "model.pt2").module()
     np.testing.assert_allclose(program(pixels.float() / 255)[0].detach().numpy(), expected, atol=1e-4)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    found, familiarity = session.run(None, {"images": (pixels.float() / 255).numpy()})
+    found, familiarity = session.run(None, {"photos": pixels.permute(0, 2, 3, 1).numpy()})
     np.testing.assert_allclose(found, expected, atol=1e-4)
     np.testing.assert_allclose(familiarity, expected.max(1), atol=1e-4)
     assert "threshold" not in session.get_modelmeta().custom_metadata_map, "a run is not calibrated"

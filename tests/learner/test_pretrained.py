@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.small_transformers import SIDE, SMALL, architecture, features, network, save
 
-from etag.app.exporting import export_onnx
+from etag.app.onnx_files import export_onnx
 from etag.core.errors import EtagError
 from etag.core.images import ImageFormat
 from etag.experiments.config import resolve
@@ -151,7 +151,7 @@ def test_a_vit_for_images_of_another_side_is_exported_to_onnx(saved, course, tmp
     options = {"model.weights": str(saved("vit", **GRAY)), "model.train": "head", "data.size": 20}
     made = course("fine", **options, **{"train.epochs": 1})
     made.learn(0)
-    assert export_onnx(made.directory.path, tmp_path / "model.onnx") < 1e-4
+    assert export_onnx(made.directory.path, tmp_path / "model.onnx").difference < 1e-4
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (found,) = session.run(["probabilities"], {"images": np.zeros((7, 1, 20, 20), dtype=np.float32)})
+    (found,) = session.run(["probabilities"], {"photos": np.zeros((7, 33, 44, 1), dtype=np.uint8)})
     assert found.shape == (7, 2)

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from etag.app import class_changes, settings
 from etag.app.evaluating import FolderEvaluation, evaluate_folder
-from etag.app.exporting import export_onnx, export_torch
+from etag.app.explaining import explain_files
+from etag.app.exporting import export_torch
 from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
 from etag.app.given_images import distinct, given_images, names_array, names_of, pairs_of
 from etag.app.lesson_config import check_can_learn, first_lesson, next_lesson
 from etag.app.lesson_task import lesson_work
 from etag.app.lessons import LessonResult, learn
+from etag.app.onnx_files import OnnxExport, export_onnx
 from etag.app.predicting import Prediction, is_rejected, predict_files, predict_pixels, unlabeled_images
 from etag.app.talk import Talk
 from etag.app.version_list import VersionRow, version_rows
@@ -247,14 +249,20 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self._check_fitted()
         return evaluate_folder(self._directory.path, Path(folder), None if unknown is None else Path(unknown))
 
-    def export(self, onnx: str | Path | None = None, torch: str | Path | None = None) -> None:
-        """Write the classifier for other programs, as `etag export` does."""
+    def explain(self, files: Any, folder: str | Path) -> Predictions:
+        """Predict files, and write a picture for each into a folder: which places speak for its class."""
+        classifier, about = self._load()
+        found = predict_files(classifier, about, _files(files))
+        return Predictions(list(explain_files(classifier, about, found, Path(folder))))
+
+    def export(self, onnx: str | Path | None = None, torch: str | Path | None = None) -> OnnxExport | None:
+        """Write the classifier for other programs, as `etag export` does; returns how an ONNX file differs."""
         self._check_fitted()
         if onnx is None and torch is None:
             raise EtagError("choose what to write: onnx=FILE or torch=FILE.")
-        for out, write in ((onnx, export_onnx), (torch, export_torch)):
-            if out is not None:
-                write(self._directory.path, Path(out))
+        if torch is not None:
+            export_torch(self._directory.path, Path(torch))
+        return None if onnx is None else export_onnx(self._directory.path, Path(onnx))
 
     def forget(self, name: Name) -> str:
         """Remove a class; older versions are deleted. Returns in words what remains of it."""

@@ -30,6 +30,7 @@ class Prediction:
     probabilities: tuple[float, ...] = ()
     rejected: bool = False  # whether the image seems to be of no known class
     error: str | None = None
+    picture: str | None = None  # a file that shows which places of the image decided
 
     @property
     def name(self) -> Name | None:

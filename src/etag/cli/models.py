@@ -1,9 +1,7 @@
 """Commands that change no model: check, predict, evaluate, info, export."""
 
-import csv
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,14 +9,13 @@ import typer
 
 from etag.cli.lesson_result import wrong_label_text
 from etag.cli.options import AsJson, Device, Model, NamedPlugins, Workers
+from etag.cli.prediction_result import print_predictions
 from etag.cli.printing import echo, echo_json, print_some
 
 if TYPE_CHECKING:
-    from etag.app.predicting import Prediction
+    pass
 
 app = typer.Typer()
-
-NONE_OF_THESE = "(none of these)"
 
 
 @app.command()
@@ -77,6 +74,10 @@ def predict(
             help="Whether images unlike all known classes are rejected; by default if the model can tell.",
         ),
     ] = None,
+    explain: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a picture per image there: which places speak for its class."),
+    ] = None,
     workers: Workers = 1,
     device: Device = "auto",
     _plugin: NamedPlugins = None,
@@ -89,7 +90,11 @@ def predict(
     classifier, about = load_on(model, device)
     given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     predictions = predict_files(classifier, about, list(image_files(given)), top=top, reject=reject, workers=workers)
-    counts = _print_predictions(predictions, form)
+    if explain is not None:
+        from etag.app.explaining import explain_files
+
+        predictions = explain_files(classifier, about, predictions, explain)
+    counts = print_predictions(predictions, form, pictures=explain is not None)
     if counts.rejected:
         cost = f"rejects about {REJECTED:.0%} of images of known classes, too"
         echo(
@@ -101,54 +106,6 @@ def predict(
         echo(f"{prediction.path} cannot be read: {prediction.error}.", err=True)
     if counts.failed:
         raise typer.Exit(1)
-
-
-@dataclass
-class _Counts:
-    """What came of the predictions."""
-
-    read: int = 0
-    rejected: int = 0
-    failed: "list[Prediction]" = field(default_factory=list)
-
-
-def _print_predictions(predictions: Iterable["Prediction"], form: str) -> _Counts:
-    """Print predictions, except those whose file could not be read."""
-    from etag.core.text import csv_cell
-
-    counts, rows = _Counts(), csv.writer(sys.stdout, lineterminator="\n")
-    if form == "csv":
-        rows.writerow(["path", "class", "probability", "rejected", "guess"])
-    for prediction in predictions:
-        if prediction.error is not None:
-            counts.failed.append(prediction)
-            continue
-        counts.read += 1
-        counts.rejected += prediction.rejected
-        guesses = list(zip(prediction.classes, prediction.probabilities, strict=True))
-        if form == "json":
-            values = [{"class": name, "probability": round(value, 6)} for name, value in guesses]
-            result = {"class": prediction.name, "rejected": prediction.rejected, "predictions": values}
-            echo_json({"path": prediction.path} | result)
-        elif form == "csv":
-            rejected = "true" if prediction.rejected else "false"
-            for name, value in guesses:
-                chosen = "" if prediction.rejected else name
-                rows.writerow(map(csv_cell, [prediction.path, chosen, f"{value:.6f}", rejected, name]))
-        else:
-            echo(_line(prediction))
-    return counts
-
-
-def _line(prediction: "Prediction") -> str:
-    """A prediction in one line."""
-    from etag.core.text import printable
-
-    pairs = zip(prediction.classes, prediction.probabilities, strict=True)
-    words = [f"{value:6.1%}  {name}" for name, value in pairs]
-    if prediction.rejected:
-        words = [f"        {NONE_OF_THESE}, at most: {words[0].strip()}"]
-    return "\t".join(map(printable, [prediction.path, *words]))
 
 
 @app.command()
@@ -230,15 +187,38 @@ def info(model: Model, as_json: AsJson = False, _plugin: NamedPlugins = None) ->
 def export(
     model: Model,
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX (needs the extra `export`).")] = None,
-    torch: Annotated[Path | None, typer.Option(help="Write a torch.export program.")] = None,
+    torch: Annotated[Path | None, typer.Option(help="Write a torch.export program, which takes tensors.")] = None,
+    takes: Annotated[
+        Literal["photos", "tensors"],
+        typer.Option("--input", help="What the ONNX file takes: photos of any size, or tensors of resized images."),
+    ] = "photos",
+    photos: Annotated[
+        list[str] | None, typer.Option(help="Photos (a file, folder or pattern) on which to compare ONNX and model.")
+    ] = None,
     _plugin: NamedPlugins = None,
 ) -> None:
     """Write the classifier as one file for other programs, after comparing it with the model."""
-    from etag.app.exporting import export_onnx, export_torch
+    from etag.app.exporting import export_torch
+    from etag.app.folders import image_files
+    from etag.app.onnx_files import export_onnx
     from etag.core.errors import EtagError
 
     if onnx is None and torch is None:
         raise EtagError("choose what to write: --onnx FILE or --torch FILE.")
-    for out, write in ((onnx, export_onnx), (torch, export_torch)):
-        if out is not None:
-            echo(f"{out}: written; its outputs differ from the model's by at most {write(model, out):.1e}.")
+    if onnx is None and photos:
+        raise EtagError("--photos compares an ONNX file with the model: add --onnx FILE.")
+    if onnx is not None:
+        result = export_onnx(model, onnx, takes, list(image_files(photos or [])))
+        echo(f"{onnx}: written; its outputs differ from the model's by at most {result.difference:.1e}.")
+        if result.resizing is not None:
+            echo(
+                "it resizes photos itself: on synthetic photos of several sizes the probabilities differ by at most "
+                f"{result.resizing:.1e}."
+            )
+        if (found := result.agreement) is not None:
+            echo(
+                f"on {found.photos} photos, {found.same_class} of them get the same class; the probabilities differ by "
+                f"at most {found.difference:.1e}."
+            )
+    if torch is not None:
+        echo(f"{torch}: written; its outputs differ from the model's by at most {export_torch(model, torch):.1e}.")

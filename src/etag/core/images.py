@@ -19,11 +19,16 @@ class Resize:
     interpolation: Interpolation = "bilinear"
     crop: float | None = None
 
+    @property
+    def shorter_side(self) -> int:
+        """The shorter side in pixels after scaling, before the center is cut out."""
+        return self.side if self.crop is None else round(self.side / self.crop)
+
     def scaled_size(self, width: int, height: int) -> tuple[int, int]:
         """(width, height) after scaling, before the center is cut out."""
         if self.crop is None:
             return self.side, self.side
-        factor = round(self.side / self.crop) / min(width, height)
+        factor = self.shorter_side / min(width, height)
         return max(self.side, round(width * factor)), max(self.side, round(height * factor))
 
 

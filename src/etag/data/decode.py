@@ -40,6 +40,12 @@ def pixels_of(image: Image.Image, resize: Resize, channels: int = 3) -> Pixels:
     return _channels_first(upright)
 
 
+def decode_photo(path: str | Path) -> Pixels:
+    """Return the image in its own size as uint8 of shape (height, width, 3), RGB, rotated by its EXIF orientation."""
+    with _opened(path) as image:
+        return np.asarray(_in_color(ImageOps.exif_transpose(image)))
+
+
 def _resized(image: Image.Image, resize: Resize) -> Image.Image:
     width, height = size = resize.scaled_size(*image.size)
     if image.size != size:

@@ -1,7 +1,7 @@
 """The interface of every backbone, and how one is chosen and built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any, Literal, Self
 
@@ -93,25 +93,33 @@ class Backbone(nn.Module, ABC):
 
     def forward(self, images: Tensor) -> Tensor:
         """The pooled features of images, one row per image; features are returned as they are."""
-        if is_features(images):
-            return images
-        stages = list(self.stages)
+        return images if is_features(images) else self.features_of(self.last_maps(images))
+
+    def last_maps(self, images: Tensor) -> list[Tensor]:
+        """What is pooled: the last stage's output, and those of the branches and of the original stages."""
+        stages, maps = list(self.stages), []
         for stage in stages[: self.frozen]:
             images = stage(images)
-        maps, more = images, []
+        last = images
         for number, stage in enumerate(stages[self.frozen :]):
-            maps = stage(maps)
+            last = stage(last)
             if number < len(self.branches):
-                more.append(pooled(self.branches[number](maps)))
-        features = [self.pool(maps), *more]
+                maps.append(self.branches[number](last))
+        return [last, *maps, *([] if self.original is None else [_through(images, self._original_stages[0])])]
+
+    def features_of(self, maps: Sequence[Tensor]) -> Tensor:
+        """The features that are pooled from what `last_maps` returned, side by side."""
+        last, *others = maps
+        features = [self.pool(last), *map(pooled, others[: len(self.branches)])]
         if self.original is not None:
-            features.append(self._through(images, self.original))
+            features.append(self.pool(_through(others[-1], self._original_stages[1])))
         return torch.cat(features, dim=1) if len(features) > 1 else features[0]
 
-    def _through(self, maps: Tensor, stages: Iterable[nn.Sequential]) -> Tensor:
-        for stage in stages:
-            maps = stage(maps)
-        return self.pool(maps)
+    @property
+    def _original_stages(self) -> tuple[list[nn.Sequential], list[nn.Sequential]]:
+        """The copies of stages, and of what follows them."""
+        copies, stages = list(self.original or ()), len(self.stages) - self.frozen
+        return copies[:stages], copies[stages:]
 
     @property
     def output_size(self) -> int:
@@ -174,6 +182,12 @@ class Backbone(nn.Module, ABC):
     def translate_name(self, name: str) -> str:
         """Our name of a tensor in another library's weights; an unknown name is returned unchanged."""
         return name
+
+
+def _through(maps: Tensor, stages: Iterable[nn.Module]) -> Tensor:
+    for stage in stages:
+        maps = stage(maps)
+    return maps
 
 
 def pooled(maps: Tensor) -> Tensor:
