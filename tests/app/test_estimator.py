@@ -290,13 +290,21 @@ def test_it_evaluates_and_exports(tmp_path):
             [c for c in "012" for _ in range(30)],
         )
     )
-    shown = model.explain(sorted((tmp_path / "labeled" / "1").glob("*.png"))[:2], tmp_path / "shown")
-    assert [Path(row.picture).parent for row in shown] == [tmp_path / "shown"] * 2
-    assert all(Path(row.picture).is_file() for row in shown)
     model.export(torch=tmp_path / "model.pt2")
     assert (tmp_path / "model.pt2").stat().st_size > 0
     with pytest.raises(EtagError, match="choose what to write"):
         model.export()
+
+
+def test_it_explains(tmp_path):
+    source_folders("digits", tmp_path / "first", "0-2", 40)
+    model = small(size=32).fit(tmp_path / "first")
+    files = sorted((tmp_path / "first" / "1").glob("*.png"))[:2]
+    shown = model.explain(files, tmp_path / "shown")
+    assert shown.paths == list(map(str, files))
+    for row in shown:
+        assert (row.picture is None) == row.rejected
+        assert row.rejected or Path(row.picture).parent == tmp_path / "shown"
 
 
 def test_progress_is_reported_to_a_function(some):

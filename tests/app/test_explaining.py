@@ -248,7 +248,7 @@ def test_other_forms_name_the_pictures_too(model, tmp_path):
     words = ["predict", model / "model", file, "--explain", tmp_path / "pictures"]
     head, row = etag(*words, "--format", "csv").stdout.splitlines()
     (picture,) = (tmp_path / "pictures").iterdir()
-    assert (head, row.split(",")[-1]) == ("path,class,probability,picture", str(picture))
+    assert (head, row.split(",")[-1]) == ("path,class,probability,rejected,guess,picture", str(picture))
     assert etag(*words).stdout.rstrip("\n").split("\t")[-1] == str(picture)
 
 
@@ -295,7 +295,7 @@ def test_rejected_images_and_unreadable_files_get_no_picture(model, tmp_path):
     done = etag("predict", model / "model", noise, tmp_path / "broken.png", *words)
     assert done.returncode == 1
     (line,) = map(json.loads, done.stdout.splitlines())
-    assert (line["predictions"], line["picture"]) == ([], None)
+    assert (line["class"], line["rejected"], line["picture"]) == (None, True, None)
     assert list((tmp_path / "pictures").iterdir()) == []
 
 

@@ -37,7 +37,7 @@ def explain_files(
     require_maps(classifier)
     make_folder(folder)
     for prediction in predictions:
-        if not prediction.classes:
+        if prediction.rejected or not prediction.classes:
             yield prediction
             continue
         try:
