@@ -10,8 +10,8 @@ from typing import Any
 
 from etag.core.errors import EtagError
 from etag.core.files import checksum
-from etag.data.decode import ENDINGS
 from etag.data.folders import Listing, as_images, hold_out_files, list_classes, list_images
+from etag.data.formats import ENDINGS
 from etag.data.images import Images, load_into_memory
 from etag.learner.versions import ModelInfo, Name
 
