@@ -1,8 +1,9 @@
 """A scikit-learn estimator: `fit`, `partial_fit` with new classes, `predict`, `predict_proba`, `score`."""
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,12 +15,15 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from etag.app import settings as default_settings
+from etag.app.evaluating import images_to_evaluate
 from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
+from etag.app.inspecting import inspect_all
+from etag.app.labeled import FolderOptions
 from etag.app.lessons import check_can_learn, first_lesson, learn, next_lesson
 from etag.app.predicting import is_rejected, predict_pixels, unlabeled_images
 from etag.core.errors import EtagError
 from etag.core.files import checksum
-from etag.data.folders import list_classes
+from etag.core.text import printable
 from etag.data.images import MemoryImages
 from etag.data.rows import hold_out_rows
 from etag.experiments.config import RunConfig
@@ -55,21 +59,33 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.size, self.width, self.steps = size, width, steps
         self.weights, self.seed, self.settings, self.verbose = weights, seed, settings, verbose
 
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Learn from scratch; what was learned before is discarded."""
+    def fit(self, X: Any, y: Any = None, *, labels: str | Path | None = None, nested: bool = False) -> Self:
+        """Learn from scratch; what was learned before is discarded. For a folder, `labels` is a CSV file with the
+        columns path and label, or "names" for names of files; with `nested` its sub-folders are the classes, whatever
+        is in them."""
         self._home = tempfile.TemporaryDirectory(prefix="etag-")
         self._directory = ModelDirectory(Path(self._home.name) / "model")
-        return self._learn(X, y)
+        return self._learn(X, y, _reading(labels, nested))
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:  # noqa: ARG002 (as sklearn calls it)
-        """Learn new classes besides the known ones."""
-        return self._learn(X, y) if hasattr(self, "_directory") else self.fit(X, y)
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        classes: Any = None,  # noqa: ARG002 (as sklearn calls it)
+        *,
+        labels: str | Path | None = None,
+        nested: bool = False,
+    ) -> Self:
+        """Learn new classes besides the known ones; `labels` and `nested` as for `fit`."""
+        if not hasattr(self, "_directory"):
+            return self.fit(X, y, labels=labels, nested=nested)
+        return self._learn(X, y, _reading(labels, nested))
 
-    def _learn(self, X: Any, y: Any) -> Self:
+    def _learn(self, X: Any, y: Any, options: FolderOptions) -> Self:
         with self._directory.locked():
             known = check_can_learn(self._directory) if self._directory.exists() else None
             if isinstance(X, str | Path):
-                about, config, images = self._from_folder(known, X)
+                about, config, images = self._from_folder(known, Path(X), options)
             else:
                 about, config, images = self._from_arrays(known, X, y)
             result = learn(self._directory, about, images, config.runtime, verbose=self.verbose)
@@ -78,13 +94,24 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.n_features_in_ = about.channels * about.preprocess.size**2
         return self
 
-    def _from_folder(self, known: ModelInfo | None, folder: str | Path) -> tuple[ModelInfo, RunConfig, LessonImages]:
-        listing = lesson_files(Path(folder), known.classes if known else ())
-        files = [file for files in listing.values() for file in files]
-        side = partial(default_settings.side_for, files)
-        about, config = self._configured(known, len(files), side, channels=3)
-        images = lesson_images(listing, about, config.data.memory, config.data.workers)
+    def _from_folder(
+        self, known: ModelInfo | None, folder: Path, options: FolderOptions
+    ) -> tuple[ModelInfo, RunConfig, LessonImages]:
+        files = lesson_files(folder, known.classes if known else (), options=options)
+        self._tell(files.left_out)
+        inspect_all(files.all, verbose=self.verbose).check()
+        side = partial(default_settings.side_for, files.to_learn)
+        about, config = self._configured(known, len(files.to_learn), side, channels=3)
+        images = lesson_images(files, about, config.data.memory, config.data.workers)
         return about, config, images
+
+    def _tell(self, left_out: Iterable[str]) -> None:
+        """Print lines about files that are not read, or warn of them."""
+        for line in left_out:
+            if self.verbose:
+                print(printable(line))
+            else:
+                warnings.warn(line, stacklevel=4)
 
     def _from_arrays(self, known: ModelInfo | None, X: Any, y: Any) -> tuple[ModelInfo, RunConfig, LessonImages]:
         if y is None:
@@ -145,8 +172,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _images(self, about: ModelInfo, X: Any) -> MemoryImages:
         """Images of the model's size; a file, folder or pattern stands for the files that `etag predict` reads."""
+        if isinstance(X, _Files):
+            return unlabeled_images(X.paths, about, workers=1).in_memory()
         if isinstance(X, str | Path):
-            return unlabeled_images(list(image_files([str(X)])), about, workers=1).in_memory()
+            files, not_read = image_files([str(X)])
+            self._tell([str(not_read)] if not_read.kinds else [])
+            return unlabeled_images(files, about, workers=1).in_memory()
         pixels = as_pixels(X)
         return MemoryImages(pixels, torch.zeros(len(pixels)).long()).resized(about.preprocess.resize)
 
@@ -156,10 +187,22 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         names: np.ndarray[Any, Any] = self.classes_[places]
         return names
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """The share of images that are classified correctly; a folder with one sub-folder per class needs no `y`."""
+    def score(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        labels: str | Path | None = None,
+        nested: bool = False,
+    ) -> float:
+        """The share of images that are classified correctly; a folder of labeled images needs no `y`, and is read as
+        `etag evaluate` does. `labels` and `nested` as for `fit`."""
         if isinstance(X, str | Path) and y is None:
-            y = [name for name, files in list_classes(Path(X), fewest=1).items() for _ in files]
+            found, listing, _ = images_to_evaluate(Path(X), _reading(labels, nested))
+            self._tell(found.remarks)
+            y = [name for name, files in listing.items() for _ in files]
+            X = _Files([file for files in listing.values() for file in files])
         accuracy: float = super().score(X, y, sample_weight)
         return accuracy
 
@@ -203,6 +246,17 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                     (home / name).write_bytes(data)
 
             self._restore(fill)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Image files, in this order."""
+
+    paths: list[str]
+
+
+def _reading(labels: str | Path | None, nested: bool) -> FolderOptions:
+    return FolderOptions(None if labels is None else str(labels), nested)
 
 
 def _check_channels(pixels: Tensor, about: ModelInfo) -> None:

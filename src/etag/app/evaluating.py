@@ -7,10 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from etag.app.arguments import check_order
+from etag.app.folders import image_files
+from etag.app.labeled import AS_IT_IS, FolderOptions, LabeledFolder, read_folder
 from etag.app.predicting import BATCH, is_rejected, predict_pixels, unlabeled_images
 from etag.core.errors import EtagError
-from etag.data.folders import as_images, list_classes, list_images
+from etag.data.folders import Listing, as_images
 from etag.data.images import FileImages, unreadable_error
+from etag.data.not_read import NotRead
 from etag.evaluation.calibration import calibration_error, unknown_auroc
 from etag.learner.model_directory import ModelDirectory
 from etag.learner.versions import ModelInfo, Name
@@ -29,27 +33,37 @@ class FolderEvaluation:
     auroc: float | None  # of known against unknown images, by how familiar they are
     rejected: float | None  # share of the images that `--reject` would reject; None without a threshold
     unknown_rejected: float | None  # the same for unknown images
+    folder: str  # that holds the classes: of a data set that is split, the part
+    not_read: NotRead
+    remarks: tuple[str, ...]  # lines for the user about how the folder was read
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         classes = [
             {"class": name, "images": count, "accuracy": accuracy} for name, (count, accuracy) in self.per_class.items()
         ]
-        return self.__dict__ | {"per_class": classes}
+        return self.__dict__ | {"per_class": classes, "not_read": self.not_read.to_json()}
 
 
 def evaluate_folder(
-    model: Path, folder: Path, unknown: Path | None = None, picture: Path | None = None, workers: int = 1
+    model: Path,
+    folder: Path,
+    unknown: Path | None = None,
+    picture: Path | None = None,
+    workers: int = 1,
+    options: FolderOptions = AS_IT_IS,
 ) -> FolderEvaluation:
-    """Evaluate a model on a folder of known classes, and optionally on images of unknown ones."""
+    """Evaluate a model on a folder of known classes, and optionally on images of unknown ones. `options` say how the
+    folder is read."""
+    check_order("evaluate", model, [folder])
     classifier, about = ModelDirectory(model).load_classifier()
-    listing = list_classes(folder, fewest=1)
+    found, listing, remarks = images_to_evaluate(folder, options)
     if unknown_names := [name for name in listing if name not in about.classes]:
         raise EtagError(f"'{model}' does not know these classes of '{folder}': {', '.join(unknown_names)}.")
     images = as_images(listing, workers, about.channels).resized(about.preprocess.resize)
     place = torch.tensor([about.classes.index(name) for name in listing])
     labels, (probability, familiarity) = place[images.labels], _all(classifier, about, images)
-    unfamiliar = None if unknown is None else _unknown(classifier, about, unknown, workers)
+    unfamiliar = None if unknown is None else _unknown(classifier, about, unknown, workers, remarks)
     predicted, classes = probability.argmax(1), len(about.classes)
     right = (predicted == labels).double()
     evaluation = FolderEvaluation(
@@ -64,6 +78,9 @@ def evaluate_folder(
         auroc=None if unfamiliar is None else unknown_auroc(familiarity, unfamiliar),
         rejected=_share_rejected(about, familiarity),
         unknown_rejected=None if unfamiliar is None else _share_rejected(about, unfamiliar),
+        folder=str(next(found.paths[part] for part in found.parts)),
+        not_read=found.not_read,
+        remarks=tuple(remarks),
     )
     if picture is not None:
         from etag.report.figures import confusion_heatmap
@@ -71,6 +88,19 @@ def evaluate_folder(
 
         write_figure(confusion_heatmap(evaluation.confusion, list(map(str, about.classes)), about.task_sizes), picture)
     return evaluation
+
+
+def images_to_evaluate(folder: Path, options: FolderOptions = AS_IT_IS) -> tuple[LabeledFolder, Listing, list[str]]:
+    """A folder, its labeled images (of a data set that is split: those of test, else of val), and lines about them."""
+    found = read_folder(folder, options, wanted=(("test", "val"),))
+    if not found.parts:
+        raise EtagError(
+            f"'{folder}' holds train, but neither test nor val with labels: pass '{found.paths['train']}' to evaluate "
+            "the images of train."
+        )
+    ((part, listing),) = found.parts.items()
+    remarks = [f"'{folder}' is split: {part} is evaluated."] if found.is_split else []
+    return found, listing, remarks + found.remarks
 
 
 def _share_rejected(about: ModelInfo, familiarity: Tensor) -> float | None:
@@ -88,9 +118,9 @@ def _all(classifier: Classifier, about: ModelInfo, images: FileImages) -> tuple[
     return torch.cat([probability for probability, _ in found]), torch.cat([familiarity for _, familiarity in found])
 
 
-def _unknown(classifier: Classifier, about: ModelInfo, folder: Path, workers: int) -> Tensor:
-    """How familiar the images of unknown classes are."""
-    files = list_images(folder)
-    if not files:
-        raise EtagError(f"there are no images in '{folder}'.")
+def _unknown(classifier: Classifier, about: ModelInfo, folder: Path, workers: int, remarks: list[str]) -> Tensor:
+    """How familiar the images of unknown classes are; what the folder holds besides images is added to the remarks."""
+    files, not_read = image_files([str(folder)])
+    if not_read.kinds:
+        remarks.append(f"'{folder}': {not_read}")
     return _all(classifier, about, unlabeled_images(files, about, workers))[1]

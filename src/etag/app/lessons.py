@@ -12,9 +12,12 @@ import torch
 from rich.console import Console
 
 from etag.app import settings as default_settings
-from etag.app.folders import LessonImages, lesson_files, lesson_images
+from etag.app.arguments import check_order
+from etag.app.folders import LessonFiles, LessonImages, lesson_files, lesson_images
+from etag.app.inspecting import checked
+from etag.app.labeled import AS_IT_IS, FolderOptions
 from etag.app.labels import WrongLabel, wrong_labels
-from etag.core.errors import EtagError
+from etag.core.errors import EtagError, unknown_name
 from etag.core.files import make_private_folder, user_cache
 from etag.core.options import RuntimeOptions
 from etag.core.random import Placement
@@ -42,7 +45,6 @@ from etag.methods.registry import METHODS
 if TYPE_CHECKING:
     from etag.app.ray_features import RayFeatures
 
-FAR_FEWER = 10  # times fewer images than the largest class
 FIXED = ("method", "seed", "model", "data")  # settings that a model keeps from its first lesson
 
 
@@ -71,10 +73,13 @@ def learn_folder(
     cache_features: bool = False,
     ray: "RayFeatures | None" = None,
     verbose: bool = True,
+    options: FolderOptions = AS_IT_IS,
+    skip_damaged: bool = False,
 ) -> LessonResult | None:
     """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing. With
     `cache_features`, features of the images under a frozen backbone are in the user's cache and stay there. With `ray`,
-    workers of a Ray cluster read the images and compute these features."""
+    workers of a Ray cluster read the images and compute these features. `options` say how the folder is read."""
+    check_order("learn", model, [folder])
     directory = ModelDirectory(model)
     if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
         raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
@@ -82,25 +87,21 @@ def learn_folder(
         about = check_can_learn(directory) if directory.exists() else None
         if update and about is None:
             raise EtagError(f"there is no model '{model}' yet to update: learn classes first.")
-        listing = lesson_files(folder, about.classes if about else (), update)
-        files = [file for files in listing.values() for file in files]
-        if about is None:
-            asked = given | dict(map(_pair, settings))
-            recipe, defaults = default_settings.for_new_model(
-                asked, from_scratch, len(files), partial(default_settings.side_for, files)
-            )
-            about, config = first_lesson(len(files), defaults | given, settings, recipe)
+        known = about.classes if about else ()
+        files = lesson_files(folder, known, update, options)
+        configure = partial(_configured, about, given, settings, from_scratch)
+        configure(files, lambda: default_settings.SIDES[0])  # a wrong option is refused before all files are decoded
+        files = checked(files, known, update, skip_damaged, ray is not None, print_line)
+        is_new = about is None
+        about, config = configure(files, partial(default_settings.side_for, files.to_learn))
+        if is_new:
             print_line(_choice(config, from_scratch))
-        elif from_scratch:
-            raise EtagError("--from-scratch is for a new model: the first lesson decides.")
-        else:
-            about, config = next_lesson(about, len(files), given, settings)
         config = config.model_copy(
             update={"runtime": resolve_runtime(config.runtime, directory.recorded_runtime, print_line)}
         )
         if ray is not None:
             _check_can_distribute(directory, about)
-        images = lesson_images(listing, about, 0 if ray else config.data.memory, config.data.workers, update)
+        images = lesson_images(files, about, 0 if ray else config.data.memory, config.data.workers, update)
         _announce(directory, about, config, images, print_line, "without Ray this would" if ray else "this should")
         if dry_run:
             return None
@@ -115,6 +116,25 @@ def learn_folder(
         if cache is not None and any(cache.iterdir()):
             print_line(f"features of these images stay in '{cache}' until you delete that folder.")
         return result
+
+
+def _configured(
+    about: ModelInfo | None,
+    given: dict[str, Any],
+    settings: Sequence[str],
+    from_scratch: bool,
+    files: LessonFiles,
+    side: Callable[[], int],
+) -> tuple[ModelInfo, RunConfig]:
+    """What the model is before a lesson, and the lesson's configuration; `side` returns one that suits the images."""
+    count = len(files.to_learn)
+    if about is None:
+        asked = given | dict(map(_pair, settings))
+        recipe, defaults = default_settings.for_new_model(asked, from_scratch, count, side)
+        return first_lesson(count, defaults | given, settings, recipe)
+    if from_scratch:
+        raise EtagError("--from-scratch is for a new model: the first lesson decides.")
+    return next_lesson(about, count, given, settings)
 
 
 def check_can_learn(directory: ModelDirectory) -> ModelInfo:
@@ -253,6 +273,7 @@ def learn(
             update=images.update,
             fingerprint=images.fingerprint,
             calibrate=True,
+            learn_held_out=not images.own_split,
             before_saving=lambda learner: suspects.extend(_wrong_labels(learner, task, images)),
         )
         with closing_all(callbacks), on_stop.on_signals(print_line):
@@ -273,7 +294,7 @@ def learn(
         places = {name: after.classes.index(name) for name in images.names}
         rows = {name: evaluation.confusion[place] for name, place in places.items()}
         per_class = {name: (row[places[name]], sum(row)) for name, row in rows.items()}
-        exact = isinstance(method, UpdatesExactly)
+        exact = isinstance(method, UpdatesExactly) and not images.own_split
         results.append(LessonResult(per_class, suspects, learner.calibration, after.history[-1], after, exact))
 
     launch(options, work)
@@ -359,31 +380,20 @@ def _announce(
         f"{size}x{size} pixels, {model.network}{width}, {about.method}, {length}."
     )
     if single := _single(images):
+        untested = "" if images.own_split else " are not tested: it is needed for training"
         print_line(
-            f"classes of a single image ({', '.join(map(str, single))}) are not tested: it is needed for training. "
+            f"classes of a single image ({', '.join(map(str, single))}){untested}. "
             "Privacy: what is stored of such a class describes that one image; a stored mean is its feature."
         )
-    if rare := _rare(images):
-        print_line(f"rare classes are recognized less often; add images if you can: {', '.join(rare)}.")
     seconds = expected_seconds(directory, about, images, config.runtime)
     print_line(f"{this_should} take about {duration(seconds)}.")
 
 
 def _single(images: LessonImages) -> list[Name]:
-    """Classes of one image, of which nothing can be held out."""
-    counts = torch.cat([images.train.labels, images.held_out.labels]).bincount().tolist()
+    """Classes of one image to learn."""
+    held_out = images.held_out.labels[:0] if images.own_split else images.held_out.labels
+    counts = torch.cat([images.train.labels, held_out]).bincount().tolist()
     return [name for name, count in zip(images.names, counts, strict=True) if count == 1]
-
-
-def _rare(images: LessonImages) -> list[str]:
-    """Classes with far fewer images than the largest one, with their numbers."""
-    counts = images.train.labels.bincount(minlength=len(images.names)).tolist()
-    pairs = zip(images.names, counts, strict=True)
-    return [
-        f"{name} ({count} images, the largest class has {max(counts)})"
-        for name, count in pairs
-        if FAR_FEWER * count < max(counts)
-    ]
 
 
 # -- forgetting ------------------------------------------------------------------------------------------------------
@@ -402,7 +412,7 @@ def forget_class(model: Path, name: Name) -> tuple[ModelInfo, str]:
             )  # this very command was killed before it had deleted all older versions
         method, about = directory.load_method()
         if name not in about.classes:
-            raise EtagError(f"'{model}' knows no class '{name}': it knows {', '.join(map(str, about.classes))}.")
+            raise unknown_name("class", str(name), map(str, about.classes))
         if len(about.classes) <= 2:
             raise EtagError("a model needs at least two classes.")
         if not isinstance(method, CanForget):

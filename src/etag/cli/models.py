@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from etag.cli.printing import echo, echo_json
+from etag.cli.printing import asker, echo, echo_json
 
 if TYPE_CHECKING:
+    from etag.app.checking import FolderCheck
+    from etag.app.labeled import FolderOptions
     from etag.app.labels import WrongLabel
     from etag.app.lessons import LessonResult
     from etag.app.predicting import Prediction
@@ -23,6 +25,22 @@ Workers = Annotated[int, typer.Option(help="Processes that decode images in adva
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option: train.steps=300.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Labels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.csv|names",
+        help="Labels from a CSV file with the columns path and label, or from names of files such as cat-001.jpg.",
+    ),
+]
+Nested = Annotated[
+    bool, typer.Option("--nested", help="The sub-folders are the classes, with everything below them; do not ask.")
+]
+
+
+def _reading(labels: str | None, nested: bool, ask: bool = True) -> "FolderOptions":
+    from etag.app.labeled import FolderOptions
+
+    return FolderOptions(labels, nested, asker() if ask else None)
 
 
 def _load_plugins(files: list[str] | None) -> list[str]:
@@ -78,6 +96,11 @@ def learn(
     address: Annotated[
         str | None, typer.Option(help="For --on ray: address of a cluster (default: start one here).")
     ] = None,
+    labels: Labels = None,
+    nested: Nested = False,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Learn without the files that cannot be read.")
+    ] = False,
     setting: Settings = None,
     dry_run: DryRun = False,
     plugin: Plugins = None,
@@ -108,6 +131,8 @@ def learn(
             dry_run=dry_run,
             cache_features=cache_features,
             ray=ray,
+            options=_reading(labels, nested),
+            skip_damaged=skip_damaged,
         )
     except KeyboardInterrupt as stopped:
         echo(f"interrupted: '{model}' is unchanged; the same command continues.", err=True)
@@ -140,7 +165,7 @@ def _print_result(model: Path, result: "LessonResult") -> None:
         if images:
             echo(f"  {right / images:6.1%}  {name} ({right} of {images}; {interval(right, images)})")
         else:
-            echo(f"          {name} (not tested: its only image was needed for training)")
+            echo(f"          {name} (not tested: no image of it is held out)")
     if result.calibration.threshold is None:
         echo(f"`etag predict --reject` cannot be used yet: it needs {ENOUGH} held-out images.")
     _print_some("likely in the wrong folder", map(_wrong_label, result.wrong_labels))
@@ -174,37 +199,56 @@ def _wrong_label(found: "WrongLabel") -> str:
 def check(
     folder: Annotated[Path, typer.Argument(help="A folder with one sub-folder of images per class.")],
     model: Annotated[Path | None, typer.Option(help="A model: compare its known classes with its predictions.")] = None,
+    labels: Labels = None,
+    nested: Nested = False,
     as_json: AsJson = False,
-    workers: Workers = 1,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that decode images (default: one per core).", min=0)
+    ] = None,
     _plugin: NamedPlugins = None,
 ) -> None:
     """Check a folder before it is learned. The exit code is 1 if something was found, 0 if not."""
-    from etag.app.checking import FEW, check_folder
+    from etag.app.checking import check_folder
 
-    result = check_folder(folder, model, workers)
+    result = check_folder(folder, model, workers, _reading(labels, nested, ask=not as_json))
     if as_json:
         echo_json(result.to_json(), indent=1)
     else:
-        echo(f"{folder}: {sum(result.classes.values())} images of {len(result.classes)} classes")
-        for name, count in result.classes.items():
-            echo(f"  {count:6}  {name}")
-        _print_some(
-            "cannot be read",
-            (f"{path}: {reason}" for path, reason in result.unreadable.items()),
-            len(result.unreadable),
-        )
-        copies = "the same content in several classes, where at most one label is right"
-        _print_some(copies, map(" = ".join, result.copies_across_classes))
-        _print_some("the same content several times in one class", map(" = ".join, result.copies))
-        _print_some(f"classes of fewer than {FEW} images", (f"{result.classes[name]:6}  {name}" for name in result.few))
-        _print_some("likely in the wrong folder", map(_wrong_label, result.wrong_labels))
-        _print_some(f"'{model}' predicts another class", map(_wrong_label, result.contradicted))
-        if result.left_out is not None:
-            echo(result.left_out)
-        if not result.found:
-            echo("nothing was found.")
+        _print_check(folder, model, result)
     if result.found:
         raise typer.Exit(1)
+
+
+def _print_check(folder: Path, model: Path | None, result: "FolderCheck") -> None:
+    from etag.app.checking import FEW
+
+    split = f" ({', '.join(f'{name} {count}' for name, count in result.parts.items())})" if result.parts else ""
+    echo(f"{folder}: {sum(result.classes.values())} images of {len(result.classes)} classes{split}")
+    for name, count in result.classes.items():
+        echo(f"  {count:6}  {name}")
+    for line in result.remarks:
+        echo(line)
+    unreadable = [f"{path}: {reason}" for path, reason in result.unreadable.items()]
+    _print_some("cannot be read", unreadable, len(unreadable))
+    copies = "the same content in several classes, where at most one label is right"
+    _print_some(copies, map(_group, result.copies_across_classes))
+    across_parts = "the same content in several parts, so that the accuracy on val or test is too high"
+    _print_some(across_parts, map(_group, result.copies_across_parts))
+    _print_some("the same content several times in one class", map(_group, result.copies))
+    _print_some("nearly the same images", (_group(files, " ~ ") for files in result.near_copies))
+    few = result.few if result.parts else [f"{result.classes[name]:6}  {name}" for name in result.few]
+    _print_some(f"classes of fewer than {FEW} images{' in train' if result.parts else ''}", few)
+    _print_some("likely in the wrong folder", map(_wrong_label, result.wrong_labels))
+    _print_some(f"'{model}' predicts another class", map(_wrong_label, result.contradicted))
+    if result.left_out is not None:
+        echo(result.left_out)
+    if not result.found:
+        echo("nothing was found.")
+
+
+def _group(files: list[str], sign: str = " = ", most: int = 4) -> str:
+    rest = [f"{len(files) - most} more"] if len(files) > most else []
+    return sign.join(files[:most] + rest)
 
 
 @app.command()
@@ -225,14 +269,21 @@ def predict(
     _plugin: NamedPlugins = None,
 ) -> None:
     """Predict the classes of images. Files that cannot be read are reported and do not stop the rest."""
+    from etag.app.arguments import check_order
     from etag.app.folders import image_files
-    from etag.app.predicting import predict_files
+    from etag.app.predicting import nothing_readable, predict_files
     from etag.learner.model_directory import ModelDirectory
 
+    check_order("predict", model, paths or [])
     classifier, about = ModelDirectory(model).load_classifier()
     given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    predictions = predict_files(classifier, about, list(image_files(given)), top=top, reject=reject, workers=workers)
+    files, not_read = image_files(given)
+    if not_read.kinds:
+        echo(str(not_read), err=True)
+    predictions = predict_files(classifier, about, files, top=top, reject=reject, workers=workers)
     unreadable = _print_predictions(predictions, form)
+    if len(unreadable) == len(files):
+        raise nothing_readable(unreadable)
     for prediction in unreadable:
         echo(f"{prediction.path} cannot be read: {prediction.error}.", err=True)
     if unreadable:
@@ -243,14 +294,15 @@ def _print_predictions(predictions: Iterable["Prediction"], form: str) -> "list[
     """Print predictions; returns those whose file could not be read."""
     from etag.core.text import csv_cell, printable
 
-    failed = []
+    failed, any_row = [], False
     rows = csv.writer(sys.stdout, lineterminator="\n")
-    if form == "csv":
-        rows.writerow(["path", "class", "probability"])
     for prediction in predictions:
         if prediction.error is not None:
             failed.append(prediction)
             continue
+        if form == "csv" and not any_row:
+            rows.writerow(["path", "class", "probability"])
+        any_row = True
         classes = list(zip(prediction.classes, prediction.probabilities, strict=True))
         if form == "json":
             values = [{"class": name, "probability": round(value, 6)} for name, value in classes]
@@ -270,6 +322,8 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="Images of known classes, one sub-folder per class.")],
     unknown: Annotated[Path | None, typer.Option(help="Folder of images of no known class; adds AUROC.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a figure (.png, .svg, .pdf).")] = None,
+    labels: Labels = None,
+    nested: Nested = False,
     as_json: AsJson = False,
     workers: Workers = 1,
     _plugin: NamedPlugins = None,
@@ -277,10 +331,12 @@ def evaluate(
     """Measure the accuracy of a model on labeled images."""
     from etag.app.evaluating import evaluate_folder
 
-    evaluation = evaluate_folder(model, folder, unknown, out, workers)
+    evaluation = evaluate_folder(model, folder, unknown, out, workers, _reading(labels, nested, ask=not as_json))
     if as_json:
         echo_json(evaluation.to_json(), indent=1)
         return
+    for line in evaluation.remarks:
+        echo(line)
     echo(f"{evaluation.images} images of {len(evaluation.per_class)} classes: {evaluation.accuracy:.1%} right")
     for name, (count, accuracy) in evaluation.per_class.items():
         echo(f"  {accuracy:6.1%}  of {count:5}  {name}")

@@ -1,6 +1,8 @@
 """Printing. Everything that a command prints goes through here, so that no name can do anything to a terminal."""
 
 import json
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -11,6 +13,13 @@ from etag.core.text import printable
 def echo(line: str, err: bool = False) -> None:
     """Print one line; control characters, except tabs, are printed as visible escapes."""
     typer.echo(printable(line, keep="\t"), err=err)
+
+
+def asker() -> Callable[[str], bool] | None:
+    """What asks a question and returns whether the answer is yes; None if nobody is at the terminal to answer."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    return lambda question: typer.confirm(printable(question), default=True)
 
 
 def echo_lines(text: str) -> None:

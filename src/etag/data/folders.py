@@ -18,6 +18,7 @@ from etag.data.not_read import NotRead
 from etag.data.rows import hold_out_rows
 
 Listing = dict[str, list[str]]  # class name -> image files
+BESIDE = "beside the class folders"  # images that have no class
 EMPTY_JUNK = {"__macosx", "$recycle.bin", "lost+found", "@eadir"}  # no classes, if they hold no images
 
 
@@ -27,7 +28,7 @@ def list_classes(root: Path, fewest: int = 2, not_read: NotRead | None = None) -
     not_read = NotRead(root) if not_read is None else not_read
     folders, files = visible_entries(root)
     for file in files:
-        not_read.add(os.path.join(root, file), "beside the class folders" if is_image(file) else None)
+        not_read.add(os.path.join(root, file), BESIDE if is_image(file) else None)
     listing = {name: list_images(root / name, not_read) for name in folders}
     listing = {name: files for name, files in listing.items() if files or name.casefold() not in EMPTY_JUNK}
     if not listing:

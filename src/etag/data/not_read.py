@@ -16,12 +16,17 @@ class NotRead:
 
     def __init__(self, root: str | Path | None = None) -> None:
         self._root = root  # examples are named relative to it
+        self._ignored: set[str] = set()
         self.kinds: dict[str, tuple[int, str]] = {}
+
+    def ignore(self, path: str | Path) -> None:
+        """Never count this file."""
+        self._ignored.add(os.path.abspath(path))
 
     def add(self, path: str, kind: str | None = None) -> None:
         """Count a file; without a kind, that of its ending. Hidden files and junk do not count."""
         name = os.path.basename(path)
-        if name.startswith(".") or name.lower() in JUNK:
+        if name.startswith(".") or name.lower() in JUNK or os.path.abspath(path) in self._ignored:
             return
         kind = kind or _ending(name)
         count, example = self.kinds.get(kind, (0, path if self._root is None else os.path.relpath(path, self._root)))
