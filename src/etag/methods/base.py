@@ -7,6 +7,7 @@ the engine carries them out.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
 
@@ -339,6 +340,9 @@ class Method(ABC, Generic[OptionsT]):
         held_out: ImageSet | None = None,
     ) -> Phase:
         c, stream, size = self.context, self.stream(name), training.batch_size
+        if batch_norm == "train" and len(images) < objective.smallest_batch:
+            # so few images are several times in each batch, augmented differently
+            images = images.select(torch.arange(len(images)).repeat(ceil(objective.smallest_batch / len(images))))
         batches = ImageBatches(images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last)
         if batch_norm == "train" and batches.smallest < objective.smallest_batch:
             raise EtagError(
