@@ -8,7 +8,7 @@ from statistics import mean
 import numpy as np
 import pytest
 from tests.app.conftest import etag, settings
-from tests.app.test_layouts import images
+from tests.app.test_layouts import images as write_images
 
 from etag.app.estimator import IncrementalClassifier
 from etag.learner.model_directory import ModelDirectory
@@ -65,7 +65,7 @@ def test_lessons_of_few_images(flowers, tmp_path, shots):
 def test_the_first_lesson_takes_as_few_images_as_a_later_one(tmp_path, method, shots):
     own = settings("train.steps=2", "train.base={steps: 2}", generator=method in ("etag", "gfr"))
     for kinds, words in ((("cat", "dog"), ["--from-scratch", "--method", method, *own]), (("emu", "yak"), own[-4:-2])):
-        photos = images(tmp_path, *(f"{kinds[0]} first/{kind}" for kind in kinds), count=shots)
+        photos = write_images(tmp_path, *(f"{kinds[0]} first/{kind}" for kind in kinds), count=shots)
         done = etag("learn", tmp_path / "m", photos / f"{kinds[0]} first", *words)
         assert done.returncode == 0, done.stderr
     about = ModelDirectory(tmp_path / "m").about()

@@ -222,12 +222,15 @@ def at_a_terminal(answers, *words):
     return process.wait(60), re.sub(r"\s+", " ", text.decode())
 
 
-def test_questions_at_a_terminal(tmp_path):
+def test_questions_and_progress_at_a_terminal(tmp_path):
     photos = images(tmp_path / "photos", *(f"zoo/{folder}" for folder in GROUPS))
-    code, text = at_a_terminal([b"y\n", b"n\n"], "learn", tmp_path / "m", photos)
+    (photos / "zoo" / "plants" / "rose" / "bad.png").write_bytes(b"")
+    code, text = at_a_terminal([b"y\n", b"y\n"], "learn", tmp_path / "m", photos)
     assert code == 2, text
     assert f"'{photos}' holds one folder, 'zoo', with 2 folders of images. Are the folders in '{photos}/zoo'" in text
-    assert "Are 'animals' and 'plants' the classes, with all images below them? [Y/n]: n error: the folders in" in text
+    assert "Are 'animals' and 'plants' the classes, with all images below them? [Y/n]: y" in text
+    assert "checking images" in text
+    assert "error: 1 image file cannot be read: " in text
     assert not (tmp_path / "m").exists()
 
 
