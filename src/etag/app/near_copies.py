@@ -21,7 +21,7 @@ ALIKE = 0.8  # correlation of the gradients of near copies
 SMALLEST = 64  # pixels per side: smaller images look alike without being copies
 NEAREST = 100  # candidates per image: images of which more are alike, such as those of a fixed camera, end in one group
 ROWS = 512  # images at a time
-ZOOMS = ((1.0, 1), (0.98, 1), (0.96, 3), (0.94, 3), (0.92, 5), (0.9, 5), (0.88, 5))  # side of a window, places per side
+ZOOMS = ((1.0, 1), (0.98, 3), (0.96, 3), (0.94, 5), (0.92, 5), (0.9, 5), (0.88, 5))  # side of a window, places per side
 
 
 def near_copies(thumbnails: Pixels) -> list[list[int]]:
