@@ -76,7 +76,7 @@ def test_a_class_of_ten_thousand_and_one_of_five(tmp_path):
         (folder / "usual" / f"{place}.png").write_bytes(one)
     done = etag("learn", tmp_path / "m", folder, *settings("train.steps=2", "train.base={steps: 2}"))
     assert done.returncode == 0, done.stderr
-    assert "add images if you can: rare (4 images, the largest class has 8000)." in done.stdout
+    assert "add images if you can: rare (5 images, the largest class has 10000)." in done.stdout
     assert "8004 images to train on, 2001 held out" in done.stdout
 
 

@@ -7,7 +7,8 @@ from statistics import mean
 
 import numpy as np
 import pytest
-from tests.app.conftest import etag
+from tests.app.conftest import etag, settings
+from tests.app.test_layouts import images as write_images
 
 from etag.app.estimator import IncrementalClassifier
 from etag.learner.model_directory import ModelDirectory
@@ -57,6 +58,19 @@ def test_lessons_of_few_images(flowers, tmp_path, shots):
     sure = [row["predictions"][0]["probability"] for row in predictions]
     assert mean(right) > 0.5
     assert 0.3 < mean(sure) < mean(right) + 0.1, "neither as unsure as chance nor surer than a few images allow"
+
+
+@pytest.mark.parametrize("method", ["etag", "slda", "ridge", pytest.param("gfr", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shots", [1, 2])
+def test_the_first_lesson_takes_as_few_images_as_a_later_one(tmp_path, method, shots):
+    own = settings("train.steps=2", "train.base={steps: 2}", generator=method in ("etag", "gfr"))
+    for kinds, words in ((("cat", "dog"), ["--from-scratch", "--method", method, *own]), (("emu", "yak"), own[-4:-2])):
+        photos = write_images(tmp_path, *(f"{kinds[0]} first/{kind}" for kind in kinds), count=shots)
+        done = etag("learn", tmp_path / "m", photos / f"{kinds[0]} first", *words)
+        assert done.returncode == 0, done.stderr
+    about = ModelDirectory(tmp_path / "m").about()
+    assert about.classes == ("cat", "dog", "emu", "yak")
+    assert [lesson.images for lesson in about.history] == [2, 2], "all but the last of two images"
 
 
 def test_arrays_with_classes_of_one_image():

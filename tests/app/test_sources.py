@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.app.conftest import etag
+from tests.data.sources.test_mnist import write as write_mnist
 
 from etag.app.sources import chosen_classes, source_folders
 from etag.core.errors import EtagError
@@ -49,3 +50,17 @@ def test_what_can_not_be_written(tmp_path):
     assert "exists already" in refused.stderr
     refused = etag("data", "folders", "digist", tmp_path / "out")
     assert "did you mean 'digits'" in refused.stderr
+
+
+def test_the_files_may_be_anywhere(tmp_path, monkeypatch):
+    monkeypatch.delenv("ETAG_DATA", raising=False)
+    images = write_mnist(tmp_path / "mine")
+    done = etag("data", "folders", "mnist", tmp_path / "out", "--path", tmp_path / "mine", "--classes", "3-4")
+    assert done.stdout == f"{tmp_path / 'out'}: 2 images of 2 classes\n", done.stderr
+    (written,) = (tmp_path / "out" / "3").iterdir()
+    np.testing.assert_array_equal(np.asarray(Image.open(written)), images[3])
+
+
+def test_a_class_that_is_not_there_reminds_of_one_that_is():
+    with pytest.raises(EtagError, match="unknown class 'aple': did you mean 'apple'"):
+        chosen_classes("aple", ["apple", "bear"])

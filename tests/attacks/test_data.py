@@ -35,7 +35,7 @@ from etag.app.sources import chosen_classes
 from etag.core import files
 from etag.core.errors import EtagError
 from etag.core.images import Resize
-from etag.data.decode import UnreadableImage, decode, image_size
+from etag.data.decode import UnreadableImage, decode, image_size, inspect
 from etag.data.download import Download, fetch, unpack
 from etag.data.folders import as_images, image_sizes, list_classes, list_images, write_folders
 from etag.data.images import EncodedImages, MemoryImages
@@ -417,9 +417,29 @@ def error_of(function, *arguments):
 
 def test_what_is_not_a_file_is_never_opened(special):
     path = str(special / "cat" / "3.png")
-    for function in (lambda: decode(path, Resize(8)), lambda: image_size(path)):
+    for function in (lambda: decode(path, Resize(8)), lambda: image_size(path), lambda: inspect(path)):
         assert_refused(isolated(error_of, function, seconds=30), "(not a regular file)")
     assert_refused(isolated(image_sizes, [path], seconds=30), "3.png (not a regular file)")
+
+
+@pytest.mark.parametrize(("ending", "options"), [("tif", {"compression": "group4"}), ("gif", {}), ("png", {})])
+def test_small_files_of_vast_images_are_refused(tmp_path, ending, options):
+    Image.new("1", (20_000, 20_000)).save(tmp_path / f"a.{ending}", **options)
+    assert (tmp_path / f"a.{ending}").stat().st_size < 10**6
+    for function in (lambda path: decode(path, Resize(8)), inspect):
+        result = isolated(error_of, function, tmp_path / f"a.{ending}", mebibytes=300)
+        assert_refused(result, "far too large")
+
+
+def test_names_in_a_csv_file_are_printed_safely(tmp_path):
+    write_classes(tmp_path, "1.png", "2.png")
+    (tmp_path / "labels.csv").write_text("path,label\n1.png,\x1b[2Jcat\n2.png,dog\nno\x1b[31m.png,dog\n")
+    sentence = refused(etag("check", tmp_path, "--labels", tmp_path / "labels.csv"))
+    assert "no\\x1b[31m.png (line 4)" in sentence
+    (tmp_path / "labels.csv").write_text("path,label\n1.png,\x1b[2Jcat\n2.png,dog\n")
+    done = etag("check", tmp_path, "--labels", tmp_path / "labels.csv")
+    assert "\\x1b[2Jcat" in done.stdout
+    assert "\x1b" not in done.stdout
 
 
 def test_a_folder_with_something_that_is_not_a_file_is_read_without_waiting(special):

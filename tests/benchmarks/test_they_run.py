@@ -183,3 +183,12 @@ def test_scale():
     printed = output("scale.py", "--methods", "ridge", "fecam", *words, tiny=[], rounds=False)
     assert printed.count("| measured |") == 6
     assert "| ridge | 80 | 1,000,000 | computed |" in printed
+
+
+def test_near_copies_are_counted(tmp_path, shared_data):
+    for number, kind in enumerate(("daisy", "pansy")):
+        photo = sorted((shared_data / "flowers12" / "train" / kind).iterdir())[0]
+        (tmp_path / f"{number}.jpg").write_bytes(photo.read_bytes())
+    rows = table("near_copies.py", tmp_path, "--every", 1, tiny=[], rounds=False)
+    assert rows[0] == {"change": "JPEG, quality 50", "found": "100.0% (2 of 2)", "other groups": "0"}
+    assert rows[-1] == {"change": "mirrored", "found": "0.0% (0 of 2)", "other groups": "0"}

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
 
 from etag.core.images import Resize
-from etag.data.decode import UnreadableImage, decode, image_size
+from etag.data.decode import UnreadableImage, decode, image_size, inspect
+from etag.data.formats import ENDINGS
 
 # EXIF orientation -> function from the stored pixels to the displayed ones
 ROTATIONS = {
@@ -46,7 +47,7 @@ def assert_near(pixels, expected, tolerance):
 # -- formats and kinds of pixels -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["png", "bmp", "webp"])
+@pytest.mark.parametrize("ending", ["png", "bmp", "webp", "tif", "TIFF"])
 def test_a_lossless_file_is_decoded_exactly(tmp_path, picture, ending):
     pixels = picture(tmp_path / f"a.{ending}", width=12, height=12)
     assert np.array_equal(decoded(tmp_path / f"a.{ending}", 12), pixels)
@@ -56,6 +57,22 @@ def test_a_lossless_file_is_decoded_exactly(tmp_path, picture, ending):
 def test_a_jpeg_is_decoded_approximately(tmp_path, ending):
     Image.fromarray(ramps(32, 32)).save(tmp_path / f"a.{ending}", quality=95, subsampling=0)
     assert_near(decoded(tmp_path / f"a.{ending}", 32), ramps(32, 32), 4)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_an_avif_is_decoded_approximately(tmp_path):
+    Image.fromarray(ramps(32, 32)).save(tmp_path / "a.avif", quality=95)
+    assert_near(decoded(tmp_path / "a.avif", 32), ramps(32, 32), 9)
+
+
+@pytest.mark.parametrize("ending", ["heic", "jpg"])
+def test_a_heic_is_decoded_with_its_extra_whatever_its_name(tmp_path, ending):
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    Image.fromarray(ramps(64, 64)).save(tmp_path / "a", "HEIF", quality=95)
+    (tmp_path / "a").rename(tmp_path / f"a.{ending}")
+    assert image_size(tmp_path / f"a.{ending}") == (64, 64)
+    assert_near(decoded(tmp_path / f"a.{ending}", 64), ramps(64, 64), 12)
+    assert ".heic" in ENDINGS
 
 
 def test_the_format_is_detected_from_the_bytes_not_the_file_name(tmp_path, picture):
@@ -104,6 +121,34 @@ def test_a_16_bit_png_is_reduced_to_its_upper_8_bits(tmp_path, png_bytes, color,
     assert np.array_equal(decoded(tmp_path / "a.png", 6), np.broadcast_to(values >> 8, (6, 6, 3)))
 
 
+def test_a_16_bit_tiff_is_reduced_to_its_upper_8_bits(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**16, (6, 6)).astype(np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    assert np.array_equal(decoded(tmp_path / "a.tif", 6), np.broadcast_to((values >> 8)[..., None], (6, 6, 3)))
+
+
+def test_a_tiff_of_floats_between_0_and_1_is_scaled(tmp_path):
+    values = np.linspace(0, 1, 36, dtype=np.float32).reshape(6, 6)
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    assert_near(decoded(tmp_path / "a.tif", 6), (255 * values[..., None]).round(), 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (np.array([[0, 300.0]], np.float32), "floats that are not between 0 and 1"),
+        (np.array([[0, -0.1]], np.float32), "floats that are not between 0 and 1"),
+        (np.array([[0, np.nan]], np.float32), "floats that are not between 0 and 1"),
+        (np.array([[0, 1 << 16]], np.int32), "integers of more than 16 bits"),
+        (np.array([[0, -1]], np.int32), "integers of more than 16 bits"),
+    ],
+)
+def test_a_tiff_whose_range_nobody_knows_is_refused(tmp_path, values, reason):
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    with pytest.raises(UnreadableImage, match=reason):
+        decode(tmp_path / "a.tif", Resize(8))
+
+
 def test_a_cmyk_jpeg_is_converted_to_rgb(tmp_path):
     Image.new("CMYK", (16, 16), (200, 40, 0, 60)).save(tmp_path / "a.jpg", quality=95)
     expected = [(255 - ink) * (255 - 60) / 255 for ink in (200, 40, 0)]
@@ -117,8 +162,10 @@ def test_a_gray_jpeg_is_converted_to_rgb(tmp_path):
 
 def test_the_first_frame_of_an_animation_is_decoded(tmp_path):
     frames = [Image.new("RGB", (8, 8), color) for color in ((10, 20, 30), (200, 0, 0))]
-    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
-    assert_near(decoded(tmp_path / "a.webp", 8), np.array([10, 20, 30]), 0)
+    for ending in ("webp", "gif", "tif"):
+        options = {"lossless": True} if ending == "webp" else {}
+        frames[0].save(tmp_path / f"a.{ending}", save_all=True, append_images=frames[1:], **options)
+        assert_near(decoded(tmp_path / f"a.{ending}", 8), np.array([10, 20, 30]), 0)
 
 
 def test_the_first_picture_of_an_mpo_file_is_decoded(tmp_path):
@@ -131,7 +178,7 @@ def test_the_first_picture_of_an_mpo_file_is_decoded(tmp_path):
 # -- orientation -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, picture, ending, orientation):
     exif = Image.Exif()
@@ -194,6 +241,7 @@ def damaged(tmp_path, picture, png_bytes):
     """A folder of files that cannot be decoded, named by what is wrong with them."""
     picture(tmp_path / "good.jpg", width=64, height=64)
     picture(tmp_path / "good.png", width=64, height=64)
+    Image.fromarray(ramps(64, 64)).save(tmp_path / "good.tif", compression="tiff_lzw")  # its directory is at the end
     contents = {
         "text.png": b"These are words.\n" * 50,
         "nothing.jpg": b"",
@@ -201,6 +249,7 @@ def damaged(tmp_path, picture, png_bytes):
         "cut.png": (tmp_path / "good.png").read_bytes()[:-2000],
         "bomb.png": png_bytes(20_000, 20_000),
         "small bomb.png": png_bytes(10_000, 10_000),  # Pillow would only warn
+        "cut.tif": (tmp_path / "good.tif").read_bytes()[:-50],
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -214,14 +263,15 @@ def damaged(tmp_path, picture, png_bytes):
         ("nothing.jpg", "not an image"),
         ("cut.jpg", r"damaged: image file is truncated.*"),
         ("cut.png", r"damaged: image file is truncated.*"),
+        ("cut.tif", "damaged, or an unusual kind of TIFF"),
         ("bomb.png", "far too large"),
         ("small bomb.png", "far too large"),
         ("missing.png", "file not found"),
     ],
 )
 def test_an_unreadable_file_raises_an_error_with_the_reason(damaged, name, reason):
-    for read in (lambda path: decode(path, Resize(8)), image_size):
-        if name.startswith("cut") and read is image_size:
+    for read in (lambda path: decode(path, Resize(8)), inspect, image_size):
+        if name in ("cut.jpg", "cut.png") and read is image_size:
             continue  # the header is intact
         with pytest.raises(UnreadableImage, match=rf"^{reason}$"):
             read(damaged / name)
@@ -250,6 +300,28 @@ def test_no_file_is_left_open(damaged):
     reasons = [list(reasons_of_all(damaged)) for _ in range(3)]
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert len(reasons) == 3
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("cut", [3, 100, 5000, 0.5])
+def test_a_truncated_photo_is_found_by_inspection_and_by_decoding(shared_data, tmp_path, progressive, cut):
+    photo = sorted((shared_data / "flowers12" / "train" / "daisy").iterdir())[0]
+    with Image.open(photo) as image:
+        image.resize((1000, 1000)).save(tmp_path / "a.jpg", quality=90, progressive=progressive)
+    content = (tmp_path / "a.jpg").read_bytes()
+    inspect(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").write_bytes(content[: -cut if cut >= 1 else int(cut * len(content))])
+    for read in (inspect, lambda path: decode(path, Resize(32))):  # a JPEG that is decoded at a smaller scale, too
+        with pytest.raises(UnreadableImage, match="damaged: image file is truncated"):
+            read(tmp_path / "a.jpg")
+
+
+def test_inspection_returns_a_thumbnail_and_the_shorter_side(tmp_path):
+    Image.fromarray(ramps(640, 320)).save(tmp_path / "a.jpg", quality=95)
+    thumbnail, side = inspect(tmp_path / "a.jpg")
+    expected = np.asarray(Image.fromarray(ramps(32, 32)).convert("L"))
+    assert side == 320
+    assert_near(thumbnail, expected, 4)
 
 
 def test_only_allowed_formats_are_opened(tmp_path):
@@ -283,7 +355,7 @@ def image_or_reason(path):
 def valid(tmp_path_factory, picture):
     """The bytes of a valid file of each format, and a path for a corrupted one."""
     folder = tmp_path_factory.mktemp("valid")
-    for ending in ("jpg", "png", "webp", "bmp"):
+    for ending in ("jpg", "png", "webp", "bmp", "gif", "tif"):
         picture(folder / f"a.{ending}", width=16, height=16)
         assert image_or_reason(folder / f"a.{ending}") is not None
     return [path.read_bytes() for path in sorted(folder.iterdir())], folder / "corrupted.png"
@@ -299,7 +371,7 @@ def test_random_bytes_raise_unreadable_image(valid, content):
 
 @settings(max_examples=300)
 @given(
-    which=st.integers(0, 3),
+    which=st.integers(0, 5),
     changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
     share=st.floats(0.1, 1),
 )

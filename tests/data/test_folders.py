@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from etag.core.errors import EtagError
 from etag.core.images import Resize
 from etag.data.folders import as_images, common_size, hold_out_files, list_classes, list_images
+from etag.data.not_read import NotRead
 from etag.data.sources.folder import parts
 
 # -- listing classes -------------------------------------------------------------------------------
@@ -38,9 +39,10 @@ def test_nested_folders_belong_to_their_class(tmp_path, classes_in):
 
 def test_image_endings_are_recognized_in_upper_and_lower_case(tmp_path, picture):
     images = ["a.BMP", "b.JPEG", "c.JPG", "d.Png", "e.WEBP", "f.bmp", "g.jpeg", "h.jpg", "i.png", "j.webp"]
+    images += ["k.gif", "l.TIFF", "m.tif"]
     for name in images:
         picture(tmp_path / name)
-    for name in ("boxes.txt", "png", "k.png.part", "Thumbs.db", "l.gif", "m.json"):
+    for name in ("boxes.txt", "png", "k.png.part", "Thumbs.db", "l.mp4", "m.json"):
         (tmp_path / name).write_bytes(b"")
     assert [os.path.basename(file) for file in list_images(tmp_path)] == images
 
@@ -90,8 +92,15 @@ def test_classes_without_images_are_an_error(tmp_path, classes_in):
     for name in ("emu", "yak/deep"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "emu" / "notes.txt").write_text("none yet")
-    with pytest.raises(EtagError, match=r"classes without images \(emu, yak\): add images \(.bmp, .jpeg, .jpg, .png"):
+    with pytest.raises(
+        EtagError, match=r"classes without images \(emu, yak\): add images \(.*.bmp, .*.jpg, .*; not read: 1 .txt"
+    ):
         list_classes(tmp_path)
+
+
+def test_folders_that_a_system_makes_are_no_empty_classes(tmp_path, classes_in):
+    classes_in(tmp_path, "cat/1.png", "dog/1.png", "__MACOSX/cat/._1.png")
+    assert list(list_classes(tmp_path)) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"", "Not a directory")])
@@ -109,6 +118,19 @@ def test_labels_are_positions_in_the_listing(tmp_path, classes_in):
     assert [os.path.relpath(file, tmp_path) for file in images.files] == ["dog/1.png", "cat/1.png", "cat/2.png"]
     assert images.labels.tolist() == [0, 1, 1]
     assert images.workers == 3
+
+
+def test_files_that_are_not_read_are_counted(tmp_path, classes_in):
+    classes_in(tmp_path, "cat/1.png", "dog/1.png", "loose.png")
+    for name in ("cat/a.MP4", "dog/deep/b.mp4", "notes.txt", "dog/scan", "cat/._1.png", "Thumbs.db", "cat/.DS_Store"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    not_read = NotRead(tmp_path)
+    list_classes(tmp_path, not_read=not_read)
+    expected = "2 .mp4 (such as cat/a.MP4), 1 beside the class folders (such as loose.png), "
+    expected += "1 .txt (such as notes.txt), 1 without an ending (such as dog/scan)"
+    assert str(not_read) == f"not read: {expected}"
+    assert {"kind": ".mp4", "count": 2, "example": "cat/a.MP4"} in not_read.to_json()
 
 
 # -- training and test files -----------------------------------------------------------------------

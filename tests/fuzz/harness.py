@@ -32,8 +32,9 @@ from etag.core.errors import EtagError
 from etag.core.images import Resize
 from etag.core.options import RuntimeOptions
 from etag.core.scenario import Task
-from etag.data.decode import UnreadableImage, decode
+from etag.data.decode import UnreadableImage, decode, inspect
 from etag.data.folders import write_folders
+from etag.data.formats import ENDINGS, file_formats
 from etag.data.scenario import build_scenario
 from etag.data.source import SOURCES, DataOptions
 from etag.engine.progress import StepLog
@@ -395,13 +396,15 @@ class Picture(Target):
     def __init__(self, folder):
         super().__init__(folder)
         image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (24, 24, 3), dtype=np.uint8))
-        for kind in ("png", "jpg", "bmp", "gif", "webp", "tif"):
-            image.save(folder / f"image.{kind}")
+        file_formats()  # registers the decoder of HEIC, which can also write it
+        for ending in sorted(ENDINGS):
+            image.save(folder / f"image{ending}")
         self.keep("image.*")
 
     def read(self):
         for path in self.files:
             decode(str(path), Resize(16))
+            inspect(str(path))
 
 
 def png(pixels):

@@ -11,8 +11,6 @@ from etag.experiments.config import RunConfig
 from etag.learner.versions import ModelInfo, Name
 from etag.methods.registry import METHODS
 
-FAR_FEWER = 10  # times fewer images than the largest class
-
 
 def announce(
     about: ModelInfo,
@@ -36,27 +34,16 @@ def announce(
         f"{size}x{size} pixels, {model.network}{width}, {about.method}, {length}."
     )
     if single := _single(images):
+        untested = "" if images.own_split else " are not tested: it is needed for training"
         print_line(
-            f"classes of a single image ({', '.join(map(str, single))}) are not tested: it is needed for training. "
+            f"classes of a single image ({', '.join(map(str, single))}){untested}. "
             "Privacy: what is stored of such a class describes that one image; a stored mean is its feature."
         )
-    if rare := _rare(images):
-        print_line(f"rare classes are recognized less often; add images if you can: {', '.join(rare)}.")
     print_line(f"{this_should} take {time_left(sum(seconds for _, seconds in work))}.")
 
 
 def _single(images: LessonImages) -> list[Name]:
-    """Classes of one image, of which nothing can be held out."""
-    counts = torch.cat([images.train.labels, images.held_out.labels]).bincount().tolist()
+    """Classes of one image to learn."""
+    held_out = images.held_out.labels[:0] if images.own_split else images.held_out.labels
+    counts = torch.cat([images.train.labels, held_out]).bincount().tolist()
     return [name for name, count in zip(images.names, counts, strict=True) if count == 1]
-
-
-def _rare(images: LessonImages) -> list[str]:
-    """Classes with far fewer images than the largest one, with their numbers."""
-    counts = images.train.labels.bincount(minlength=len(images.names)).tolist()
-    pairs = zip(images.names, counts, strict=True)
-    return [
-        f"{name} ({count} images, the largest class has {max(counts)})"
-        for name, count in pairs
-        if FAR_FEWER * count < max(counts)
-    ]

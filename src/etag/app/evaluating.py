@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from etag.app.arguments import check_order
+from etag.app.folders import image_files
+from etag.app.labeled import AS_IT_IS, FolderOptions, LabeledFolder, read_folder
 from etag.app.predicting import BATCH, Device, is_rejected, load_on, predict_pixels, unlabeled_images
 from etag.core.errors import EtagError
 from etag.core.text import listing as listing_text
-from etag.data.folders import as_images, list_classes, list_images
+from etag.data.folders import Listing, as_images
 from etag.data.images import FileImages, unreadable_error
+from etag.data.not_read import NotRead
 from etag.evaluation.calibration import calibration_error, unknown_auroc
 from etag.learner.versions import ModelInfo, Name
 from etag.models.classifier import Classifier
@@ -45,18 +49,17 @@ class FolderEvaluation:
     auroc: float | None  # of known against unknown images, by how familiar they are
     rejected: float | None  # share of the images that `--reject` would reject; None without a threshold
     unknown_rejected: float | None  # the same for unknown images
+    folder: str  # that holds the classes: of a data set that is split, the part
+    not_read: NotRead
+    remarks: tuple[str, ...]  # lines for the user about how the folder was read
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         classes = [
             {"class": name, "images": count, "accuracy": accuracy} for name, (count, accuracy) in self.per_class.items()
         ]
-        return self.__dict__ | {"per_class": classes, "mistakes": [mistake.__dict__ for mistake in self.mistakes]}
-
-
-def check_evaluation_folder(folder: Path) -> None:
-    """Raise an error unless the folder has a sub-folder of images per class."""
-    list_classes(folder, fewest=1)
+        mistakes = [mistake.__dict__ for mistake in self.mistakes]
+        return self.__dict__ | {"per_class": classes, "mistakes": mistakes, "not_read": self.not_read.to_json()}
 
 
 def evaluate_folder(
@@ -66,11 +69,13 @@ def evaluate_folder(
     out: Path | None = None,
     workers: int = 1,
     device: Device = "auto",
+    options: FolderOptions = AS_IT_IS,
 ) -> FolderEvaluation:
     """Evaluate a model on a folder of images by class. Images of classes that it does not know, and those of the folder
-    `unknown`, tell how well unknown images are recognized."""
+    `unknown`, tell how well unknown images are recognized. `options` say how the folder is read."""
+    check_order("evaluate", model, [folder])
     classifier, about = load_on(model, device)
-    listing = list_classes(folder, fewest=1)
+    found, listing, remarks = images_to_evaluate(folder, options)
     strange = {name: files for name, files in listing.items() if name not in about.classes}
     listing = {name: files for name, files in listing.items() if name not in strange}
     if not listing:
@@ -79,7 +84,8 @@ def evaluate_folder(
     images = as_images(listing, workers, about.channels).resized(about.preprocess.resize)
     place = torch.tensor([about.classes.index(name) for name in listing])
     labels, (probability, familiarity) = place[images.labels], _all(classifier, about, images)
-    files = [file for own in strange.values() for file in own] + ([] if unknown is None else _files(unknown))
+    files = [file for own in strange.values() for file in own]
+    files += [] if unknown is None else _unknown_files(unknown, remarks)
     unfamiliar = _all(classifier, about, unlabeled_images(files, about, workers))[1] if files else None
     predicted, classes = probability.argmax(1), len(about.classes)
     right = (predicted == labels).double()
@@ -97,6 +103,9 @@ def evaluate_folder(
         auroc=None if unfamiliar is None else unknown_auroc(familiarity, unfamiliar),
         rejected=_share_rejected(about, familiarity),
         unknown_rejected=None if unfamiliar is None else _share_rejected(about, unfamiliar),
+        folder=str(next(found.paths[part] for part in found.parts)),
+        not_read=found.not_read,
+        remarks=tuple(remarks),
     )
     if out is not None:
         _draw(model, folder, about, evaluation, out)
@@ -127,6 +136,19 @@ def list_mistakes(files: Sequence[str], probability: Tensor, labels: Tensor, cla
     ]
 
 
+def images_to_evaluate(folder: Path, options: FolderOptions = AS_IT_IS) -> tuple[LabeledFolder, Listing, list[str]]:
+    """A folder, its labeled images (of a data set that is split: those of test, else of val), and lines about them."""
+    found = read_folder(folder, options, wanted=(("test", "val"),))
+    if not found.parts:
+        raise EtagError(
+            f"'{folder}' holds train, but neither test nor val with labels: pass '{found.paths['train']}' to evaluate "
+            "the images of train."
+        )
+    ((part, listing),) = found.parts.items()
+    remarks = [f"'{folder}' is split: {part} is evaluated."] if found.is_split else []
+    return found, listing, remarks + found.remarks
+
+
 def _share_rejected(about: ModelInfo, familiarity: Tensor) -> float | None:
     return None if about.threshold is None else is_rejected(about, familiarity).double().mean().item()
 
@@ -142,8 +164,9 @@ def _all(classifier: Classifier, about: ModelInfo, images: FileImages) -> tuple[
     return torch.cat([probability for probability, _ in found]), torch.cat([familiarity for _, familiarity in found])
 
 
-def _files(folder: Path) -> list[str]:
-    files = list_images(folder)
-    if not files:
-        raise EtagError(f"there are no images in '{folder}'.")
+def _unknown_files(folder: Path, remarks: list[str]) -> list[str]:
+    """The images of unknown classes; what the folder holds besides images is added to the remarks."""
+    files, not_read = image_files([str(folder)])
+    if not_read.kinds:
+        remarks.append(f"'{folder}': {not_read}")
     return files

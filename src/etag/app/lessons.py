@@ -1,6 +1,6 @@
 """Lessons: new classes, or more images of known ones, on a model directory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,10 +12,13 @@ from rich.console import Console
 
 from etag.app import settings as default_settings
 from etag.app.announcing import announce
+from etag.app.arguments import check_order
 from etag.app.curves import CurveRecorder
-from etag.app.evaluating import FolderEvaluation, Mistake, check_evaluation_folder, evaluate_folder, list_mistakes
-from etag.app.folders import LessonImages, lesson_files, lesson_images
+from etag.app.evaluating import FolderEvaluation, Mistake, evaluate_folder, images_to_evaluate, list_mistakes
+from etag.app.folders import LessonFiles, LessonImages, lesson_files, lesson_images
+from etag.app.inspecting import checked
 from etag.app.interrupted import LessonRecorder, resume_or_discard
+from etag.app.labeled import FolderOptions
 from etag.app.labels import WrongLabel, wrong_labels
 from etag.app.lesson_config import check_can_learn, choice_text, first_lesson, next_lesson, recipe_of, setting_pair
 from etag.app.lesson_task import Work, lesson_task, lesson_work
@@ -80,6 +83,9 @@ class LessonOptions:
     evaluate: Path | None = None  # labeled images of old and new classes, on which the model is evaluated afterwards
     page: bool = True  # write a page about the lesson
     discard: bool = False  # give up another lesson that was interrupted
+    labels: str | None = None  # a CSV file, or "names"; None: the names of folders
+    nested: bool = False  # the folders are the classes, whatever is in them
+    skip_damaged: bool = False  # learn without the files that cannot be read
     dry_run: bool = False
     cache_features: bool = False  # features under a frozen backbone are in the user's cache and stay there
     ray: "RayFeatures | None" = None  # workers of a Ray cluster read the images and compute these features
@@ -89,31 +95,39 @@ def learn_folder(
     model: Path, folder: Path, options: LessonOptions | None = None, talk: Talk | None = None
 ) -> LessonResult | None:
     """Learn the classes in a folder; the model is created if it does not exist. A dry run learns nothing."""
+    check_order("learn", model, [folder])
     options, talk, directory = options or LessonOptions(), talk or Talk(), ModelDirectory(model)
     if options.evaluate is not None:
-        check_evaluation_folder(options.evaluate)  # an error now, not after the lesson
+        images_to_evaluate(options.evaluate)  # an error now, not after the lesson
     if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
         raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
     with directory.locked():
         known = check_can_learn(directory) if directory.exists() else None
         if options.update and known is None:
             raise EtagError(f"there is no model '{model}' yet to update: learn classes first.")
-        listing = lesson_files(folder, known.classes if known else (), options.update)
-        files = [file for files in listing.values() for file in files]
-        about, config = _configured(known, files, options, talk)
+        names = known.classes if known else ()
+        files = lesson_files(folder, names, options.update, FolderOptions(options.labels, options.nested, talk.ask))
+        _configured(
+            known, files, options, lambda: default_settings.SIDES[0]
+        )  # a wrong option is refused before all files are decoded
+        files = checked(files, names, options.update, options.skip_damaged, options.ray is not None, talk.print_line)
+        side = partial(default_settings.side_for, files.to_learn)
+        about, config = _configured(known, files, options, side)
+        if known is None:
+            talk.print_line(choice_text(config, options.from_scratch))
         recorded = directory.unfinished.runtime
         runtime = resolve_runtime(config.runtime, recorded, talk.print_line)
         if options.ray is not None:
             _check_can_distribute(directory, about)
         memory = 0 if options.ray else config.data.memory
-        images = lesson_images(listing, about, memory, config.data.workers, options.update)
+        images = lesson_images(files, about, memory, config.data.workers, options.update)
         note = UnfinishedLesson(str(folder), len(images.names), options.update, now())
         work = lesson_work(directory, about, images, runtime)
         if options.minutes is not None:
             steps = _steps(directory, note, options.minutes, work, config.train.for_task(len(about.task_sizes)))
             note = replace(note, minutes=options.minutes, steps=steps)
             length = {"train.steps": steps, "train.base.steps": steps}
-            about, config = _configured(known, files, replace(options, given=dict(options.given) | length), Talk())
+            about, config = _configured(known, files, replace(options, given=dict(options.given) | length), side)
             work = lesson_work(directory, about, images, runtime)
         this_should = "without Ray this would" if options.ray else "this should"
         announce(about, config, images, work, talk.print_line, this_should)
@@ -182,24 +196,23 @@ def _steps(
 
 
 def _configured(
-    known: ModelInfo | None, files: Sequence[str], options: LessonOptions, talk: Talk
+    known: ModelInfo | None, files: LessonFiles, options: LessonOptions, side: Callable[[], int]
 ) -> tuple[ModelInfo, RunConfig]:
-    """What the model is so far, or starts with, and the configuration of the lesson."""
+    """What the model is so far, or starts with, and the configuration of the lesson; `side` returns one that suits the
+    images."""
+    count = len(files.to_learn)
     if known is not None:
         if options.from_scratch:
             raise EtagError("--from-scratch is for a new model: the first lesson decides.")
         recipe = recipe_of(known)
         if options.quality != "balanced" and recipe == default_settings.PRETRAINED:
             raise EtagError("--quality is for a new model: it is the size of the images, and the first lesson decides.")
-        defaults = default_settings.for_quality(options.quality, recipe, len(files))
-        return next_lesson(known, len(files), defaults | dict(options.given), options.settings)
+        defaults = default_settings.for_quality(options.quality, recipe, count)
+        return next_lesson(known, count, defaults | dict(options.given), options.settings)
     asked = dict(options.given) | dict(map(setting_pair, options.settings))
-    side = partial(default_settings.side_for, files)
-    recipe, defaults = default_settings.for_new_model(asked, options.from_scratch, len(files), side)
-    defaults |= default_settings.for_quality(options.quality, recipe, len(files))
-    about, config = first_lesson(len(files), defaults | dict(options.given), options.settings, recipe)
-    talk.print_line(choice_text(config, options.from_scratch))
-    return about, config
+    recipe, defaults = default_settings.for_new_model(asked, options.from_scratch, count, side)
+    defaults |= default_settings.for_quality(options.quality, recipe, count)
+    return first_lesson(count, defaults | dict(options.given), options.settings, recipe)
 
 
 def _check_can_distribute(directory: ModelDirectory, about: ModelInfo) -> None:
@@ -257,6 +270,7 @@ def learn(
             update=images.update,
             fingerprint=images.fingerprint,
             calibrate=True,
+            learn_held_out=not images.own_split,
             keep_versions=keep or max(VERSIONS, about.keep_versions),
             before_saving=lambda learner: suspects.extend(_wrong_labels(learner, task, images)),
         )
@@ -316,7 +330,7 @@ def _result(
         learner.calibration,
         after.history[-1],
         after,
-        learned_held_out=isinstance(learner.method, UpdatesExactly),
+        learned_held_out=isinstance(learner.method, UpdatesExactly) and not images.own_split,
         mistakes=_mistakes(learner, images),
         taken_for_old=0 if images.update else sum(sum(row[: task.num_old]) for row in rows.values()),
         update=None if check is None else check.report(),

@@ -108,6 +108,14 @@ def predict_files(
                 yield Prediction(path, error=unreadable_reason(path, next(errors)))
 
 
+def nothing_readable(unreadable: Sequence[Prediction]) -> EtagError:
+    """The error if no image can be predicted."""
+    if len(unreadable) == 1:
+        return EtagError(f"{unreadable[0].path} cannot be read: {unreadable[0].error}.")
+    reasons = ", ".join(f"{prediction.path} ({prediction.error})" for prediction in unreadable)
+    return EtagError(f"none of these {len(unreadable)} files can be read: {reasons}.")
+
+
 def _prediction(path: str, about: ModelInfo, top: int, probability: Tensor, rejected: bool) -> Prediction:
     best = probability.topk(min(top, len(probability)))
     names = tuple(about.classes[place] for place in best.indices.tolist())

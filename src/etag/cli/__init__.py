@@ -227,11 +227,13 @@ def data(context: typer.Context, as_json: AsJson = False, _plugin: Plugins = Non
     _show(rows, ("name", "summary", "found"), as_json)
 
 
+SourcePath = Annotated[
+    str | None, typer.Option(help="The folder of its files; else $ETAG_DATA/NAME, else the user cache.")
+]
+
+
 @sources.command()
-def get(
-    name: Annotated[str, typer.Argument(help="A data source.")],
-    path: Annotated[str | None, typer.Option(help="The folder; else $ETAG_DATA/NAME, else the user cache.")] = None,
-) -> None:
+def get(name: Annotated[str, typer.Argument(help="A data source.")], path: SourcePath = None) -> None:
     """Download a source's files; an interrupted download continues."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -257,11 +259,12 @@ def folders(
     classes: Annotated[str | None, typer.Option(help="Classes, by name or number: apple,bear or 0-4,7.")] = None,
     per_class: Annotated[int | None, typer.Option(help="Images per class, at most.", min=1)] = None,
     part: Annotated[Literal["train", "test"], typer.Option(help="Training or test images.")] = "train",
+    path: SourcePath = None,
 ) -> None:
     """Write a source's images as folders, to try `etag learn` with."""
     from etag.app.sources import source_folders
 
-    images, class_count = source_folders(name, out, classes, per_class, part)
+    images, class_count = source_folders(name, out, classes, per_class, part, path)
     echo(f"{out}: {images} images of {class_count} classes")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from etag.cli.lesson_result import print_evaluation_by_lesson, print_lesson
-from etag.cli.options import AsJson, DryRun, Model, Plugins, Settings
+from etag.cli.options import AsJson, DryRun, Labels, Model, Nested, Plugins, Settings
 from etag.cli.printing import echo, echo_json
 from etag.cli.talking import terminal_talk
 
@@ -67,6 +67,11 @@ def learn(
     address: Annotated[
         str | None, typer.Option(help="For --on ray: address of a cluster (default: start one here).")
     ] = None,
+    labels: Labels = None,
+    nested: Nested = False,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Learn without the files that cannot be read.")
+    ] = False,
     setting: Settings = None,
     dry_run: DryRun = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also phases, steps and loss terms.")] = False,
@@ -97,6 +102,9 @@ def learn(
         evaluate=evaluate,
         page=page,
         discard=discard,
+        labels=labels,
+        nested=nested,
+        skip_damaged=skip_damaged,
         dry_run=dry_run,
         cache_features=cache_features,
         ray=ray,

@@ -64,7 +64,7 @@ def _print_held_out(result: "LessonResult") -> None:
             earlier = f"; before {before[name]}" if before else ""
             echo(f"  {right / images:6.1%}  {name} ({right} of {images}{earlier}; {interval(right, images)})")
         else:
-            echo(f"          {name} (not tested: its only image was needed for training)")
+            echo(f"          {name} (not tested: no image of it is held out)")
 
 
 def _print_old_classes(model: Path, result: "LessonResult") -> None:

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from etag.cli.lesson_result import wrong_label_text
-from etag.cli.options import AsJson, Device, Model, NamedPlugins, Workers
+from etag.cli.options import AsJson, Device, Labels, Model, NamedPlugins, Nested, Workers
 from etag.cli.prediction_result import print_predictions
 from etag.cli.printing import echo, echo_json, print_some
+from etag.cli.talking import folder_options
+
+if TYPE_CHECKING:
+    from etag.app.checking import FolderCheck
 
 if TYPE_CHECKING:
     pass
@@ -22,37 +26,56 @@ app = typer.Typer()
 def check(
     folder: Annotated[Path, typer.Argument(help="A folder with one sub-folder of images per class.")],
     model: Annotated[Path | None, typer.Option(help="A model: compare its known classes with its predictions.")] = None,
+    labels: Labels = None,
+    nested: Nested = False,
     as_json: AsJson = False,
-    workers: Workers = 1,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that decode images (default: one per core).", min=0)
+    ] = None,
     _plugin: NamedPlugins = None,
 ) -> None:
     """Check a folder before it is learned. The exit code is 1 if something was found, 0 if not."""
-    from etag.app.checking import FEW, check_folder
+    from etag.app.checking import check_folder
 
-    result = check_folder(folder, model, workers)
+    result = check_folder(folder, model, workers, folder_options(labels, nested, ask=not as_json))
     if as_json:
         echo_json(result.to_json(), indent=1)
     else:
-        echo(f"{folder}: {sum(result.classes.values())} images of {len(result.classes)} classes")
-        for name, count in result.classes.items():
-            echo(f"  {count:6}  {name}")
-        print_some(
-            "cannot be read",
-            (f"{path}: {reason}" for path, reason in result.unreadable.items()),
-            len(result.unreadable),
-        )
-        copies = "the same content in several classes, where at most one label is right"
-        print_some(copies, map(" = ".join, result.copies_across_classes))
-        print_some("the same content several times in one class", map(" = ".join, result.copies))
-        print_some(f"classes of fewer than {FEW} images", (f"{result.classes[name]:6}  {name}" for name in result.few))
-        print_some("likely in the wrong folder", map(wrong_label_text, result.wrong_labels))
-        print_some(f"'{model}' predicts another class", map(wrong_label_text, result.contradicted))
-        if result.left_out is not None:
-            echo(result.left_out)
-        if not result.found:
-            echo("nothing was found.")
+        _print_check(folder, model, result)
     if result.found:
         raise typer.Exit(1)
+
+
+def _print_check(folder: Path, model: Path | None, result: "FolderCheck") -> None:
+    from etag.app.checking import FEW
+
+    split = f" ({', '.join(f'{name} {count}' for name, count in result.parts.items())})" if result.parts else ""
+    echo(f"{folder}: {sum(result.classes.values())} images of {len(result.classes)} classes{split}")
+    for name, count in result.classes.items():
+        echo(f"  {count:6}  {name}")
+    for line in result.remarks:
+        echo(line)
+    unreadable = [f"{path}: {reason}" for path, reason in result.unreadable.items()]
+    print_some("cannot be read", unreadable, len(unreadable))
+    copies = "the same content in several classes, where at most one label is right"
+    print_some(copies, map(_group, result.copies_across_classes))
+    across_parts = "the same content in several parts, so that the accuracy on val or test is too high"
+    print_some(across_parts, map(_group, result.copies_across_parts))
+    print_some("the same content several times in one class", map(_group, result.copies))
+    print_some("nearly the same images", (_group(files, " ~ ") for files in result.near_copies))
+    few = result.few if result.parts else [f"{result.classes[name]:6}  {name}" for name in result.few]
+    print_some(f"classes of fewer than {FEW} images{' in train' if result.parts else ''}", few)
+    print_some("likely in the wrong folder", map(wrong_label_text, result.wrong_labels))
+    print_some(f"'{model}' predicts another class", map(wrong_label_text, result.contradicted))
+    if result.left_out is not None:
+        echo(result.left_out)
+    if not result.found:
+        echo("nothing was found.")
+
+
+def _group(files: list[str], sign: str = " = ", most: int = 4) -> str:
+    rest = [f"{len(files) - most} more"] if len(files) > most else []
+    return sign.join(files[:most] + rest)
 
 
 @app.command()
@@ -83,13 +106,18 @@ def predict(
     _plugin: NamedPlugins = None,
 ) -> None:
     """Predict the classes of images. Files that cannot be read are reported and do not stop the rest."""
+    from etag.app.arguments import check_order
     from etag.app.folders import image_files
-    from etag.app.predicting import load_on, predict_files
+    from etag.app.predicting import load_on, nothing_readable, predict_files
     from etag.learner.versions import REJECTED
 
+    check_order("predict", model, paths or [])
     classifier, about = load_on(model, device)
     given = paths or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    predictions = predict_files(classifier, about, list(image_files(given)), top=top, reject=reject, workers=workers)
+    files, not_read = image_files(given)
+    if not_read.kinds:
+        echo(str(not_read), err=True)
+    predictions = predict_files(classifier, about, files, top=top, reject=reject, workers=workers)
     if explain is not None:
         from etag.app.explaining import explain_files
 
@@ -102,6 +130,8 @@ def predict(
             f"{'was set by hand' if about.threshold_chosen else cost}; --no-reject names a class for every image.",
             err=True,
         )
+    if not counts.read:
+        raise nothing_readable(counts.failed)
     for prediction in counts.failed:
         echo(f"{prediction.path} cannot be read: {prediction.error}.", err=True)
     if counts.failed:
@@ -117,6 +147,8 @@ def evaluate(
         Path | None,
         typer.Option(help="Write a page with the worst mistakes (.html), or the confusion matrix (.png, .svg, .pdf)."),
     ] = None,
+    labels: Labels = None,
+    nested: Nested = False,
     as_json: AsJson = False,
     workers: Workers = 1,
     device: Device = "auto",
@@ -125,12 +157,15 @@ def evaluate(
     """Measure the accuracy of a model on labeled images."""
     from etag.app.evaluating import evaluate_folder
 
-    evaluation = evaluate_folder(model, folder, unknown, out, workers, device)
+    options = folder_options(labels, nested, ask=not as_json)
+    evaluation = evaluate_folder(model, folder, unknown, out, workers, device, options)
     if out is not None:
         echo(f"{out}: written, {'the page' if out.suffix == '.html' else 'the confusion matrix'}.", err=as_json)
     if as_json:
         echo_json(evaluation.to_json(), indent=1)
         return
+    for line in evaluation.remarks:
+        echo(line)
     echo(f"{evaluation.images} images of {len(evaluation.per_class)} classes: {evaluation.accuracy:.1%} right")
     for name, (count, accuracy) in evaluation.per_class.items():
         echo(f"  {accuracy:6.1%}  of {count:5}  {name}")
@@ -208,7 +243,7 @@ def export(
     if onnx is None and photos:
         raise EtagError("--photos compares an ONNX file with the model: add --onnx FILE.")
     if onnx is not None:
-        result = export_onnx(model, onnx, takes, list(image_files(photos or [])))
+        result = export_onnx(model, onnx, takes, image_files(photos)[0] if photos else [])
         echo(f"{onnx}: written; its outputs differ from the model's by at most {result.difference:.1e}.")
         if result.resizing is not None:
             echo(

@@ -14,6 +14,17 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done and how long it would take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+Labels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.csv|names",
+        help="Labels from a CSV file with the columns path and label, or from names of files such as cat-001.jpg.",
+    ),
+]
+Nested = Annotated[
+    bool, typer.Option("--nested", help="The sub-folders are the classes, with everything below them; do not ask.")
+]
+
 
 def _load_plugins(files: list[str] | None) -> list[str]:
     """Load plug-ins as soon as the option is read; installed ones are loaded even if none is named."""

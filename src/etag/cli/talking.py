@@ -1,6 +1,7 @@
 """How commands talk to people: on a terminal they ask questions and show live progress."""
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import typer
@@ -8,6 +9,7 @@ import typer
 from etag.cli.printing import echo
 
 if TYPE_CHECKING:
+    from etag.app.labeled import FolderOptions
     from etag.app.talk import Talk
 
 
@@ -16,12 +18,19 @@ def terminal_talk(verbose: bool = False, quiet: bool = False) -> "Talk":
     from etag.app.talk import Talk
     from etag.learner.learner import print_nothing
 
-    return Talk(
-        print_line=print_nothing if quiet else echo,
-        ask=_ask if sys.stdin.isatty() and sys.stdout.isatty() else None,
-        shows_progress=not quiet,
-        verbose=verbose,
-    )
+    return Talk(print_line=print_nothing if quiet else echo, ask=asker(), shows_progress=not quiet, verbose=verbose)
+
+
+def asker() -> Callable[[str], bool] | None:
+    """What asks a question and returns whether the answer is yes; None if nobody is at the terminal to answer."""
+    return _ask if sys.stdin.isatty() and sys.stdout.isatty() else None
+
+
+def folder_options(labels: str | None, nested: bool, ask: bool = True) -> "FolderOptions":
+    """How the user wants a folder of images to be read."""
+    from etag.app.labeled import FolderOptions
+
+    return FolderOptions(labels, nested, asker() if ask else None)
 
 
 def _ask(question: str) -> bool:

@@ -11,31 +11,48 @@ from PIL import Image
 from etag.core.errors import EtagError
 from etag.core.files import safe_file_name
 from etag.core.images import Resize
-from etag.data.decode import ENDINGS, UnreadableImage, image_size
+from etag.data.decode import UnreadableImage, image_size
+from etag.data.formats import ENDINGS
 from etag.data.images import FileImages, MemoryImages, unreadable_error
+from etag.data.not_read import NotRead
 from etag.data.rows import hold_out_rows
 
 Listing = dict[str, list[str]]  # class name -> image files
+BESIDE = "beside the class folders"  # images that have no class
+EMPTY_JUNK = {"__macosx", "$recycle.bin", "lost+found", "@eadir"}  # no classes, if they hold no images
 
 
-def list_classes(root: Path, fewest: int = 2) -> Listing:
-    """Return the image files of each sub-folder, sorted; too few classes, or an empty one, is an error."""
-    try:
-        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    except (OSError, ValueError) as error:
-        raise _folder_error(root, error) from error
-    if not folders:
+def list_classes(root: Path, fewest: int = 2, not_read: NotRead | None = None) -> Listing:
+    """Return the image files of each sub-folder, sorted; too few classes, or an empty one, is an error. Other files are
+    counted in `not_read`."""
+    not_read = NotRead(root) if not_read is None else not_read
+    folders, files = visible_entries(root)
+    for file in files:
+        not_read.add(os.path.join(root, file), BESIDE if is_image(file) else None)
+    listing = {name: list_images(root / name, not_read) for name in folders}
+    listing = {name: files for name, files in listing.items() if files or name.casefold() not in EMPTY_JUNK}
+    if not listing:
         raise EtagError(f"'{root}' holds no classes: put the images of each class into a sub-folder of its own.")
-    if len(folders) < fewest:
-        raise EtagError(f"'{root}' holds a single class, '{folders[0]}': at least {fewest} classes are needed.")
-    listing = {name: list_images(root / name) for name in folders}
+    if len(listing) < fewest:
+        raise EtagError(
+            f"'{root}' holds a single class, '{next(iter(listing))}': at least {fewest} classes are needed."
+        )
     empty = [name for name, files in listing.items() if not files]
     if empty:
         raise EtagError(
             f"'{root}' has classes without images ({', '.join(empty)}): add images ({', '.join(sorted(ENDINGS))}) "
-            "or remove the folders."
+            f"or remove the folders{f'; {not_read}' if not_read.kinds else ''}."
         )
     return listing
+
+
+def visible_entries(folder: str | Path) -> tuple[list[str], list[str]]:
+    """Return the names of the folders and of the files in a folder, each sorted, without hidden ones."""
+    try:
+        entries = [(entry.name, entry.is_dir()) for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    except (OSError, ValueError) as error:
+        raise _folder_error(folder, error) from error
+    return sorted(name for name, is_dir in entries if is_dir), sorted(name for name, is_dir in entries if not is_dir)
 
 
 def _folder_error(folder: str | Path, error: Exception) -> EtagError:
@@ -43,8 +60,14 @@ def _folder_error(folder: str | Path, error: Exception) -> EtagError:
     return EtagError(f"the image folder '{folder}' cannot be read: {reason}.")
 
 
-def list_images(folder: Path) -> list[str]:
-    """Return all files below a folder that have the ending of an image, sorted by path."""
+def is_image(name: str) -> bool:
+    """Return whether a file has the ending of an image."""
+    return os.path.splitext(name)[1].lower() in ENDINGS
+
+
+def list_images(folder: Path, not_read: NotRead | None = None) -> list[str]:
+    """Return all files below a folder that have the ending of an image, sorted by path; others are counted in
+    `not_read`."""
 
     def fail(error: OSError) -> None:
         raise _folder_error(error.filename, error) from error
@@ -52,8 +75,11 @@ def list_images(folder: Path) -> list[str]:
     files = []
     for path, folders, names in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if not name.startswith("."))  # os.walk visits these, in order
-        images = (name for name in sorted(names) if not name.startswith("."))
-        files += [os.path.join(path, name) for name in images if os.path.splitext(name)[1].lower() in ENDINGS]
+        for name in sorted(name for name in names if not name.startswith(".")):
+            if is_image(name):
+                files.append(os.path.join(path, name))
+            elif not_read is not None:
+                not_read.add(os.path.join(path, name))
     return files
 
 

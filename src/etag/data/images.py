@@ -332,7 +332,7 @@ def unreadable_reason(file: str, entry: str) -> str:
     return entry.removeprefix(f"{file} (").removesuffix(")")
 
 
-def unreadable_error(unreadable: list[str]) -> EtagError:
-    """Return one error that lists all unreadable files, each given as "file (reason)"."""
+def unreadable_error(unreadable: list[str], advice: str = "") -> EtagError:
+    """Return one error that lists all unreadable files, each given as "file (reason)"; `advice` is what else to do."""
     which, them = ("1 image file", "it") if len(unreadable) == 1 else (f"{len(unreadable)} image files", "them")
-    return EtagError(f"{which} cannot be read: {', '.join(unreadable)}; replace or remove {them}.")
+    return EtagError(f"{which} cannot be read: {', '.join(unreadable)}; replace or remove {them}{advice}.")

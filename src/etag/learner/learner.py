@@ -92,7 +92,7 @@ class Learner:
         for callback in self.callbacks if evaluation.images else ():
             callback.on_evaluation(task, evaluation)
         options.before_saving(self)
-        if options.calibrate and isinstance(self.method, UpdatesExactly) and len(task.test):
+        if options.calibrate and options.learn_held_out and isinstance(self.method, UpdatesExactly) and len(task.test):
             # nothing else needs the held-out images to be new any more
             self.train(replace(task, train=task.test), update_number=len(self.about.history))
         self._save(task, options, evaluation, seconds, test_seconds)
@@ -241,6 +241,7 @@ class LearnOptions:
     fingerprint: str = ""  # identifies the images: checkpoints of other images are not resumed
     evaluated: tuple[Task, ...] = ()  # tasks whose test images are evaluated; none means the task itself
     calibrate: bool = False  # fit temperature and threshold to the test images
+    learn_held_out: bool = True  # once they are evaluated and the model is calibrated, if the method can do so exactly
     pinned: bool = False  # the version after a run's last task, which is not deleted with old versions
     keep_versions: int = 3
     before_saving: Callable[[Learner], None] = lambda _: None  # more to do or write once the task is evaluated

@@ -21,7 +21,6 @@ from etag.core.options import Options, TrainOptions, merge
 from etag.core.outputs import Need
 from etag.core.random import Placement, Stream
 from etag.core.scenario import ImageSet, Task
-from etag.core.text import count_text
 from etag.core.work import DataPass, ParameterGroup, Phase, Plan, Term
 from etag.data.batches import ImageBatches
 from etag.data.preprocess import Preprocess
@@ -341,17 +340,14 @@ class Method(ABC, Generic[OptionsT]):
         held_out: ImageSet | None = None,
     ) -> Phase:
         c, stream, size = self.context, self.stream(name), training.batch_size
+        if batch_norm == "train" and len(images) < objective.smallest_batch:
+            # so few images are several times in each batch, augmented differently
+            images = images.select(torch.arange(len(images)).repeat(ceil(objective.smallest_batch / len(images))))
         batches = ImageBatches(images, c.preprocess, size, stream, c.placement, drop_last=training.drop_last)
-        if batch_norm == "train" and batches.smallest < (needed := objective.smallest_batch):
-            if len(images) < needed:
-                classes = len(set(images.labels.tolist()))
-                raise EtagError(
-                    f"{count_text(len(images), 'image is', 'images are')} too few to train this network: it needs "
-                    f"{needed}, about {ceil(needed / classes)} per class. Add images, or use pre-trained weights."
-                )
+        if batch_norm == "train" and batches.smallest < objective.smallest_batch:
             raise EtagError(
                 f"the last batch of an epoch has {batches.smallest} image(s), and BatchNorm needs "
-                f"{needed}: add images, set train.drop_last=true, or choose another train.batch_size."
+                f"{objective.smallest_batch}: add images, set train.drop_last=true, or choose another train.batch_size."
             )
         return Phase(
             name=name,

@@ -1,5 +1,6 @@
 """SLDA: streaming linear discriminant analysis (Hayes and Kanan, 2020)."""
 
+import torch
 from pydantic import Field
 
 from etag.core.random import Stream
@@ -43,5 +44,7 @@ class SLDA(ClosedFormMethod[SldaOptions]):
         """The discriminants of all classes."""
         means = self.statistics.means
         covariance = shrunk(self.statistics.covariance_within, self.options.shrinkage)
+        if self.statistics.count.max() < 2:  # no class has two images that could differ: the nearest mean decides
+            covariance = torch.eye(len(covariance)).to(covariance)
         weight = solve(covariance, means.T).T
         self.rule.store(weight=weight.float(), bias=(-0.5 * (weight * means).sum(1)).float())
