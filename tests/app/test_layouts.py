@@ -216,7 +216,7 @@ def at_a_terminal(answers, *words):
             text += os.read(leader, 4096)
         except OSError:  # the end, on Linux
             break
-        if answers and text.rstrip().endswith(b"[Y/n]:"):
+        if answers and text.endswith(b"[Y/n]: "):
             os.write(leader, answers.pop(0))
     os.close(leader)
     return process.wait(60), re.sub(r"\s+", " ", text.decode())

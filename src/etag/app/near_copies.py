@@ -26,12 +26,14 @@ ZOOMS = ((1.0, 1), (0.98, 3), (0.96, 3), (0.94, 5), (0.92, 5), (0.9, 5), (0.88, 
 
 def near_copies(thumbnails: Pixels) -> list[list[int]]:
     """Groups of rows of nearly the same images; each row is in at most one group."""
-    images = torch.from_numpy(thumbnails).float()
+    if not len(thumbnails):
+        return []
+    images = torch.from_numpy(thumbnails)
     owner = list(range(len(images)))  # a group is named by its first row
-    gradients = _gradients(images) if len(images) else images
-    for row, others in _candidates(_signs(images)):
-        views = _gradients(_windows(images[row]))
-        for other in others[(views @ gradients[others].T).amax(0) > ALIKE].tolist():
+    signs = torch.cat([_signs(part.float()) for part in torch.split(images, ROWS)])
+    for row, others in _candidates(signs):
+        views = _gradients(_windows(images[row].float()))
+        for other in others[(views @ _gradients(images[others].float()).T).amax(0) > ALIKE].tolist():
             first, second = sorted((_root(owner, row), _root(owner, other)))
             owner[second] = first
     roots = sorted((_root(owner, row), row) for row in range(len(images)))

@@ -40,6 +40,7 @@ def inspect_files(
     files = list(files)
     batches = [files[start : start + BATCH] for start in range(0, len(files), BATCH)]
     count = min(cores() if workers is None else workers, len(files) // FEWEST)
+    count = 0 if count == 1 else count  # this process would only wait for it
     thumbnails, sides = np.zeros((len(files), THUMBNAIL, THUMBNAIL), np.uint8), np.zeros(len(files), np.int64)
     unreadable: dict[str, str] = {}
     done = 0
