@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 from tests.app.conftest import etag, printed, refused, settings
@@ -210,6 +211,8 @@ def at_a_terminal(answers, *words):
     command = [sys.executable, "-m", "etag.cli", *map(str, words)]
     process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, close_fds=True)
     os.close(follower)
+    stop = threading.Timer(120, process.kill)  # an unexpected question would wait for ever
+    stop.start()
     text, answers = b"", list(answers)
     while True:
         try:
@@ -219,6 +222,7 @@ def at_a_terminal(answers, *words):
         if answers and text.endswith(b"[Y/n]: "):
             os.write(leader, answers.pop(0))
     os.close(leader)
+    stop.cancel()
     return process.wait(60), re.sub(r"\s+", " ", text.decode())
 
 

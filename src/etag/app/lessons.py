@@ -18,7 +18,7 @@ from etag.app.evaluating import FolderEvaluation, Mistake, evaluate_folder, imag
 from etag.app.folders import LessonFiles, LessonImages, lesson_files, lesson_images
 from etag.app.inspecting import checked
 from etag.app.interrupted import LessonRecorder, resume_or_discard
-from etag.app.labeled import FolderOptions
+from etag.app.labeled import AS_IT_IS, FolderOptions
 from etag.app.labels import WrongLabel, wrong_labels
 from etag.app.lesson_config import check_can_learn, choice_text, first_lesson, next_lesson, recipe_of, setting_pair
 from etag.app.lesson_task import Work, lesson_task, lesson_work
@@ -83,8 +83,7 @@ class LessonOptions:
     evaluate: Path | None = None  # labeled images of old and new classes, on which the model is evaluated afterwards
     page: bool = True  # write a page about the lesson
     discard: bool = False  # give up another lesson that was interrupted
-    labels: str | None = None  # a CSV file, or "names"; None: the names of folders
-    nested: bool = False  # the folders are the classes, whatever is in them
+    reading: FolderOptions = AS_IT_IS  # of the folder: where labels come from, how it is laid out
     skip_damaged: bool = False  # learn without the files that cannot be read
     dry_run: bool = False
     cache_features: bool = False  # features under a frozen backbone are in the user's cache and stay there
@@ -106,10 +105,9 @@ def learn_folder(
         if options.update and known is None:
             raise EtagError(f"there is no model '{model}' yet to update: learn classes first.")
         names = known.classes if known else ()
-        files = lesson_files(folder, names, options.update, FolderOptions(options.labels, options.nested, talk.ask))
-        _configured(
-            known, files, options, lambda: default_settings.SIDES[0]
-        )  # a wrong option is refused before all files are decoded
+        files = lesson_files(folder, names, options.update, options.reading)
+        # a wrong option is refused before all files are decoded
+        _configured(known, files, options, lambda: default_settings.SIDES[0])
         files = checked(files, names, options.update, options.skip_damaged, options.ray is not None, talk.print_line)
         side = partial(default_settings.side_for, files.to_learn)
         about, config = _configured(known, files, options, side)

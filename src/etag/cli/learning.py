@@ -8,7 +8,7 @@ import typer
 from etag.cli.lesson_result import print_evaluation_by_lesson, print_lesson
 from etag.cli.options import AsJson, DryRun, Labels, Model, Nested, Plugins, Settings
 from etag.cli.printing import echo, echo_json
-from etag.cli.talking import terminal_talk
+from etag.cli.talking import folder_options, terminal_talk
 
 app = typer.Typer()
 version_commands = typer.Typer(help="Manage the versions of a model.", no_args_is_help=True)
@@ -102,8 +102,7 @@ def learn(
         evaluate=evaluate,
         page=page,
         discard=discard,
-        labels=labels,
-        nested=nested,
+        reading=folder_options(labels, nested),
         skip_damaged=skip_damaged,
         dry_run=dry_run,
         cache_features=cache_features,
