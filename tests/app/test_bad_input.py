@@ -196,7 +196,7 @@ def test_a_disk_that_may_not_be_written(tmp_path, digits_folder):
 
 
 def test_evaluation_on_classes_that_it_does_not_know(learned, digits_folder, tmp_path):
-    assert "does not know these classes" in refused(etag("evaluate", learned, digits_folder("third", (5, 6))))
+    assert "knows none of the classes" in refused(etag("evaluate", learned, digits_folder("third", (5, 6))))
     assert "no file matches" in refused(etag("predict", learned, str(tmp_path / "*.png")))
     assert "choose what to write" in refused(etag("export", learned))
 

@@ -93,11 +93,12 @@ def test_a_lesson_lists_likely_wrong_labels_and_a_model_contradicts_labels(flowe
 
 def test_many_wrong_labels_are_counted(capsys):
     from etag.app.labels import WrongLabel
-    from etag.cli.models import _print_some, _wrong_label
+    from etag.cli.lesson_result import wrong_label_text
+    from etag.cli.printing import print_some
 
-    _print_some("likely in the wrong folder", map(_wrong_label, [WrongLabel("x.jpg", "a", "b")] * 13))
+    print_some("likely in the wrong folder", map(wrong_label_text, [WrongLabel("x.jpg", "a", "b")] * 13))
     assert capsys.readouterr().out.endswith("looks like 'b'\n  and 3 more\n")
-    _print_some("likely in the wrong folder", [])
+    print_some("likely in the wrong folder", [])
     assert capsys.readouterr().out == ""
 
 

@@ -74,6 +74,6 @@ def test_a_lesson_can_be_followed_by_the_true_accuracy_of_all_lessons(copied, di
     for number, digits in ((1, (0, 1, 2)), (2, (3, 4)), (3, (5, 6))):
         mean = sum(right[f"digit {digit}"] for digit in digits) / len(digits)
         assert f"  {mean:6.1%}  of {20 * len(digits):5}  lesson {number} (digit {digits[0]}" in done.stdout
-    missing = refused(etag("learn", copied, digits_folder("fourth", (8, 9)), "--evaluate", "nosuch"))
+    missing = refused(etag("learn", copied, digits_folder("eight and nine", (8, 9)), "--evaluate", "nosuch"))
     assert "'nosuch' cannot be read" in missing
     assert ModelDirectory(copied).version == 3, "nothing was learned"

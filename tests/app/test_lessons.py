@@ -82,7 +82,7 @@ def test_a_class_can_be_forgotten(copied, digits_folder, name, sizes):
     assert len(method.generator.network.decoder_in.rows) == 4
     on = etag("learn", copied, digits_folder("third", (5, 6)), "--set", "train.steps=4")
     assert on.returncode == 0, on.stderr
-    assert f"unknown class '{name}'" in refused(etag("forget", copied, name))
+    assert f"knows no class '{name}'" in refused(etag("forget", copied, name))
     assert "did you mean 'digit 0'? Known are digit 0, " in refused(etag("forget", copied, "digit0"))
 
 

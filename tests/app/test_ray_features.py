@@ -238,7 +238,7 @@ def test_a_dry_run_starts_no_cluster(lesson, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_features, "connect", lambda *_: pytest.fail("Ray was started"))
     done = etag("learn", tmp_path / "model", lesson.folder, *lesson.words, "--on", "ray", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "without Ray this would take about" in done.stdout
+    assert "without Ray this would take " in done.stdout
 
 
 def workers(home):

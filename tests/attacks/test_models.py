@@ -92,7 +92,7 @@ def test_forgetting_that_was_killed_anywhere_is_completed(saved, tmp_path, chang
         else:
             if not done:
                 forget_class(model.path, name)  # the same command again
-            assert "unknown class" in refusal(lambda model=model: forget_class(model.path, name))
+            assert "knows no class" in refusal(lambda model=model: forget_class(model.path, name))
         assert model.versions == [model.version]
         assert name not in model.about().classes
         assert {path.stem for path in (model.path / "tensors").iterdir()} == used_tensors(model)

@@ -29,12 +29,12 @@ def print_predictions(predictions: Iterable["Prediction"], form: str, pictures: 
     from etag.core.text import csv_cell
 
     counts, rows = PredictionCounts(), csv.writer(sys.stdout, lineterminator="\n")
-    if form == "csv":
-        rows.writerow(["path", "class", "probability", "rejected", "guess", *(["picture"] if pictures else [])])
     for prediction in predictions:
         if prediction.error is not None:
             counts.failed.append(prediction)
             continue
+        if form == "csv" and not counts.read:
+            rows.writerow(["path", "class", "probability", "rejected", "guess", *(["picture"] if pictures else [])])
         counts.read += 1
         counts.rejected += prediction.rejected
         guesses = list(zip(prediction.classes, prediction.probabilities, strict=True))
