@@ -40,6 +40,7 @@ def test_another_lesson_does_not_discard_it_unless_asked_to(interrupted_lesson, 
     assert f"has an unfinished lesson (learning 2 classes from '{third}', begun " in message
     assert "and this is another lesson, or its images or options have changed: " in message
     assert f"`etag learn {interrupted_lesson} {third}` resumes it, --discard gives it up." in message
+    assert etag(*words, "--dry-run").returncode == 0, "a dry run ends nothing"
     assert ModelDirectory(interrupted_lesson).unfinished.exists()
     done = etag(*words, "--discard")
     assert done.returncode == 0, done.stderr

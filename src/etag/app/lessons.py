@@ -90,6 +90,17 @@ class LessonOptions:
     ray: "RayFeatures | None" = None  # workers of a Ray cluster read the images and compute these features
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A lesson that is about to begin."""
+
+    about: ModelInfo  # the model so far, or how a new one starts
+    images: LessonImages
+    runtime: RuntimeOptions
+    note: UnfinishedLesson
+    work: Work
+
+
 def learn_folder(
     model: Path, folder: Path, options: LessonOptions | None = None, talk: Talk | None = None
 ) -> LessonResult | None:
@@ -101,63 +112,76 @@ def learn_folder(
     if (model / "config.yaml").is_file() and not (model / "metrics.json").is_file():
         raise EtagError(f"'{model}' holds an unfinished run: finish it with `etag run` first.")
     with directory.locked():
-        known = check_can_learn(directory) if directory.exists() else None
-        if options.update and known is None:
-            raise EtagError(f"there is no model '{model}' yet to update: learn classes first.")
-        names = known.classes if known else ()
-        files = lesson_files(folder, names, options.update, options.reading)
-        # a wrong option is refused before all files are decoded
-        _configured(known, files, options, lambda: default_settings.SIDES[0])
-        files = checked(files, names, options.update, options.skip_damaged, options.ray is not None, talk.print_line)
-        side = partial(default_settings.side_for, files.to_learn)
-        about, config = _configured(known, files, options, side)
-        if known is None:
-            talk.print_line(choice_text(config, options.from_scratch))
-        recorded = directory.unfinished.runtime
-        runtime = resolve_runtime(config.runtime, recorded, talk.print_line)
-        if options.ray is not None:
-            _check_can_distribute(directory, about)
-        memory = 0 if options.ray else config.data.memory
-        images = lesson_images(files, about, memory, config.data.workers, options.update)
-        note = UnfinishedLesson(str(folder), len(images.names), options.update, now())
-        work = lesson_work(directory, about, images, runtime)
-        if options.minutes is not None:
-            steps = _steps(directory, note, options.minutes, work, config.train.for_task(len(about.task_sizes)))
-            note = replace(note, minutes=options.minutes, steps=steps)
-            length = {"train.steps": steps, "train.base.steps": steps}
-            about, config = _configured(known, files, replace(options, given=dict(options.given) | length), side)
-            work = lesson_work(directory, about, images, runtime)
-        this_should = "without Ray this would" if options.ray else "this should"
-        announce(about, config, images, work, talk.print_line, this_should)
-        resume_or_discard(directory, about, images, runtime.precision, talk, options.discard)
+        lesson = _prepared(directory, folder, options, talk)
         if options.dry_run:
             return None
-        cache = None
-        if options.cache_features:
-            cache = user_cache() / "features"
-            make_private_folder(cache)
-        with nullcontext() if options.ray is None else options.ray.connected(runtime.precision) as distribute:
-            curves = CurveRecorder()
-            result = learn(
-                directory,
-                about,
-                images,
-                runtime,
-                talk,
-                note=note,
-                work=work,
-                keep=options.keep,
-                feature_folder=cache,
-                distribute=distribute,
-                callbacks=[curves],
-            )
+        resume_or_discard(directory, lesson.about, lesson.images, lesson.runtime.precision, talk, options.discard)
+        curves = CurveRecorder()
+        result = _learned(directory, lesson, options, talk, curves)
         if options.evaluate is not None:
             result = replace(result, evaluation=evaluate_folder(model, options.evaluate))
         if options.page:
             result = replace(result, page=_write_page(directory, result, curves, talk))
-        if cache is not None and any(cache.iterdir()):
-            talk.print_line(f"features of these images stay in '{cache}' until you delete that folder.")
         return result
+
+
+def _prepared(directory: ModelDirectory, folder: Path, options: LessonOptions, talk: Talk) -> _Prepared:
+    """Read the folder, choose the configuration, and print what will be done and how long it should take."""
+    known = check_can_learn(directory) if directory.exists() else None
+    if options.update and known is None:
+        raise EtagError(f"there is no model '{directory.path}' yet to update: learn classes first.")
+    names = known.classes if known else ()
+    files = lesson_files(folder, names, options.update, options.reading)
+    # a wrong option is refused before all files are decoded
+    _configured(known, files, options, lambda: default_settings.SIDES[0])
+    files = checked(files, names, options.update, options.skip_damaged, options.ray is not None, talk.print_line)
+    side = partial(default_settings.side_for, files.to_learn)
+    about, config = _configured(known, files, options, side)
+    if known is None:
+        talk.print_line(choice_text(config, options.from_scratch))
+    runtime = resolve_runtime(config.runtime, directory.unfinished.runtime, talk.print_line)
+    if options.ray is not None:
+        _check_can_distribute(directory, about)
+    memory = 0 if options.ray else config.data.memory
+    images = lesson_images(files, about, memory, config.data.workers, options.update)
+    note = UnfinishedLesson(str(folder), len(images.names), options.update, now())
+    work = lesson_work(directory, about, images, runtime)
+    if options.minutes is not None:
+        steps = _steps(directory, note, options.minutes, work, config.train.for_task(len(about.task_sizes)))
+        note = replace(note, minutes=options.minutes, steps=steps)
+        length = {"train.steps": steps, "train.base.steps": steps}
+        about, config = _configured(known, files, replace(options, given=dict(options.given) | length), side)
+        work = lesson_work(directory, about, images, runtime)
+    this_should = "without Ray this would" if options.ray else "this should"
+    announce(about, config, images, work, talk.print_line, this_should)
+    return _Prepared(about, images, runtime, note, work)
+
+
+def _learned(
+    directory: ModelDirectory, lesson: _Prepared, options: LessonOptions, talk: Talk, curves: CurveRecorder
+) -> LessonResult:
+    """Learn it; features of a frozen backbone are kept, or computed elsewhere, if the options say so."""
+    cache = None
+    if options.cache_features:
+        cache = user_cache() / "features"
+        make_private_folder(cache)
+    with nullcontext() if options.ray is None else options.ray.connected(lesson.runtime.precision) as distribute:
+        result = learn(
+            directory,
+            lesson.about,
+            lesson.images,
+            lesson.runtime,
+            talk,
+            note=lesson.note,
+            work=lesson.work,
+            keep=options.keep,
+            feature_folder=cache,
+            distribute=distribute,
+            callbacks=[curves],
+        )
+    if cache is not None and any(cache.iterdir()):
+        talk.print_line(f"features of these images stay in '{cache}' until you delete that folder.")
+    return result
 
 
 def _write_page(directory: ModelDirectory, result: LessonResult, curves: CurveRecorder, talk: Talk) -> Path | None:
