@@ -43,11 +43,12 @@ def _without(names: tuple[Name, ...], name: Name) -> tuple[Name, ...]:
     return tuple(known for known in names if known != name)
 
 
-def what_forgetting_removes(model: Path, name: Name) -> str:
-    """In words, for a question; an error if there is nothing to forget."""
+def what_forgetting_removes(model: Path, name: Name) -> str | None:
+    """In words, for a question; None if the model does not know the class, or no longer."""
     directory = ModelDirectory(model)
     about = directory.about()
-    check_known(model, about, name)
+    if name not in about.classes:
+        return None
     number, lesson = next(
         (number, past)
         for number, past in enumerate(about.history, start=1)

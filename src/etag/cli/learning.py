@@ -131,7 +131,8 @@ def forget(
     from etag.app.class_changes import forget_class, what_forgetting_removes
     from etag.core.text import count_text
 
-    _confirm(f"{what_forgetting_removes(model, name)} This cannot be undone. Forget '{name}'?", yes)
+    if (removed := what_forgetting_removes(model, name)) is not None:
+        _confirm(f"{removed} This cannot be undone. Forget '{name}'?", yes)
     about, remains = forget_class(model, name)
     echo(f"'{model}' no longer knows '{name}'; {count_text(len(about.classes), 'class is', 'classes are')} left.")
     if remains:
