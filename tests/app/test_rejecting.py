@@ -18,7 +18,7 @@ KINDS = (("known", (0, 1, 2)), ("unknown", (7, 8)))
 
 def rejected_by_predict(model, folder):
     """For each image of a folder, whether `etag predict` names no class."""
-    done = etag("predict", model, folder, "--format", "json")
+    done = etag("predict", model, folder, "--format", "json", "--reject")
     assert done.returncode == 0, done.stderr
     return [json.loads(line)["rejected"] for line in done.stdout.splitlines()]
 
@@ -44,10 +44,17 @@ def test_all_ways_to_ask_agree(request, digits_folder, model):
             assert torch.equal(familiarity, probability.amax(1)), "the highest probability"
     text = etag("evaluate", model, known, "--unknown", unknown).stdout
     assert (
-        f"`etag predict` rejects {found['rejected']:.1%} of known images, and {found['unknown_rejected']:.1%} of"
-        in text
+        f"rejected as of no known class: {found['rejected']:.1%} of known images, "
+        f"and {found['unknown_rejected']:.1%} of" in text
     )
     assert "of unknown ones" not in etag("evaluate", model, known).stdout
+
+
+def test_images_are_rejected_by_default_only_where_class_statistics_tell(learned, with_statistics, digits_folder):
+    folder = digits_folder("unknown to reject", (7, 8), first=130, count=40)
+    for model, expected in ((learned, False), (with_statistics, True)):
+        lines = etag("predict", model, folder, "--format", "json").stdout.splitlines()
+        assert any(json.loads(line)["rejected"] for line in lines) == expected
 
 
 def test_it_survives_saving_and_stripping(with_statistics, digits_folder, tmp_path):

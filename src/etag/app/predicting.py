@@ -75,6 +75,13 @@ def is_rejected(about: ModelInfo, familiarity: Tensor) -> Tensor:
     return familiarity < about.threshold
 
 
+def rejects_by_default(classifier: Classifier, about: ModelInfo) -> bool:
+    """Whether images are rejected unless somebody says otherwise: if class statistics tell how familiar an image is, or
+    the threshold was set by hand. One for the highest probability comes partly from generated features, and may reject
+    many images of old classes."""
+    return about.threshold is not None and (classifier.familiarity is not None or about.threshold_chosen)
+
+
 def unlabeled_images(files: Sequence[str], about: ModelInfo, workers: int) -> FileImages:
     """Files as images of the model's size and channels, without labels."""
     labels = torch.zeros(len(files)).long()
@@ -91,9 +98,9 @@ def predict_files(
     workers: int = 1,
 ) -> Iterator[Prediction]:
     """A prediction for every file, in their order; files are decoded ahead while others are computed. An image that is
-    less familiar than the model's threshold is rejected, if the model has one; `reject` insists on that, or prevents
-    it."""
-    reject = about.threshold is not None if reject is None else reject
+    less familiar than the model's threshold is rejected, if that can be relied on (`rejects_by_default`); `reject`
+    insists on that, or prevents it."""
+    reject = rejects_by_default(classifier, about) if reject is None else reject
     images = unlabeled_images(files, about, workers)
     batches = torch.split(torch.arange(len(files)), BATCH)
     for batch, (rows, pixels, unreadable) in zip(batches, images.decode_batches(batches), strict=True):

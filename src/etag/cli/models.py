@@ -94,7 +94,7 @@ def predict(
         bool | None,
         typer.Option(
             "--reject/--no-reject",
-            help="Whether images unlike all known classes are rejected; by default if the model can tell.",
+            help="Whether images unlike all known classes are rejected; by default if class statistics can tell.",
         ),
     ] = None,
     explain: Annotated[
@@ -125,6 +125,8 @@ def predict(
     counts = print_predictions(predictions, form, pictures=explain is not None)
     if counts.rejected:
         cost = f"rejects about {REJECTED:.0%} of images of known classes, too"
+        if classifier.familiarity is None:  # images of old classes had no part in it
+            cost = f"should reject {REJECTED:.0%} of images of known classes, and may reject many more of old ones"
         echo(
             f"{counts.rejected} of {counts.read} images are rejected: they are unlike all known classes. The threshold "
             f"{'was set by hand' if about.threshold_chosen else cost}; --no-reject names a class for every image.",
@@ -179,7 +181,7 @@ def evaluate(
         unknown_too = (
             "" if evaluation.unknown_rejected is None else f", and {evaluation.unknown_rejected:.1%} of unknown ones"
         )
-        echo(f"`etag predict` rejects {evaluation.rejected:.1%} of known images{unknown_too}")
+        echo(f"rejected as of no known class: {evaluation.rejected:.1%} of known images{unknown_too}")
 
 
 @app.command()
