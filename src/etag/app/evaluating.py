@@ -53,6 +53,16 @@ class FolderEvaluation:
     not_read: NotRead
     remarks: tuple[str, ...]  # lines for the user about how the folder was read
 
+    def by_lesson(self, about: ModelInfo) -> list[tuple[int, tuple[Name, ...], int, int]]:
+        """For each lesson of which there are images: its number, its classes, right predictions, images."""
+        rows = []
+        for number, past in enumerate(about.history, start=1):
+            own = [self.per_class[name] for name in past.classes if name in self.per_class]
+            if past.kind == "learn" and own:
+                right = sum(round(count * share) for count, share in own)
+                rows.append((number, past.classes, right, sum(count for count, _ in own)))
+        return rows
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         classes = [

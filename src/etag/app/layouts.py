@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etag.core.errors import EtagError
-from etag.core.text import listing
+from etag.core.text import count_text, listing
 from etag.data.folders import is_image, list_images, visible_entries
 
 Ask = Callable[[str], bool]  # asks the user a question; returns whether the answer is yes
@@ -86,7 +86,7 @@ def _unsplit(folder: Path, inside: dict[str, _Inside], nested: bool, ask: Ask | 
     if len(found.folders) > 1 and all(map(_is_part, found.folders)):
         holds, question, advice = listing(found.folders), f"Use '{within}'?", f"pass '{within}'"
     else:
-        holds = f"{len(found.folders)} folder{'s' * (len(found.folders) > 1)} of images"
+        holds = f"{count_text(len(found.folders), 'folder', 'folders')} of images"
         question = f"Are the folders in '{within}' the classes?"
         advice = f"pass '{within}' if the folders in it are the classes{alone}"
     holds = f"'{folder}' holds one folder, '{first}', with {holds}"

@@ -120,13 +120,10 @@ def _groups(result: LessonResult) -> list[GroupTable]:
 
 def _by_lesson(about: ModelInfo, evaluation: FolderEvaluation) -> GroupTable:
     rows = []
-    for number, past in enumerate(about.history, start=1):
-        own = [evaluation.per_class[name] for name in past.classes if name in evaluation.per_class]
-        if past.kind == "learn" and own:
-            images, right = sum(count for count, _ in own), sum(round(count * share) for count, share in own)
-            low, high = accuracy_interval(right, images)
-            values = f"{right / images:.1%}", f"{low:.1%} to {high:.1%}", str(images)
-            rows.append(GroupRow(number, _names(past.classes), values))
+    for number, classes, right, images in evaluation.by_lesson(about):
+        low, high = accuracy_interval(right, images)
+        values = f"{right / images:.1%}", f"{low:.1%} to {high:.1%}", str(images)
+        rows.append(GroupRow(number, _names(classes), values))
     return GroupTable("By lesson", "On these images.", ("Right", "95 % interval", "Images"), rows)
 
 

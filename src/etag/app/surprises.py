@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from etag.app.layouts import PARTS
-from etag.core.text import listing
+from etag.core.text import count_text, listing
 from etag.data.folders import EMPTY_JUNK, Listing
 from etag.learner.versions import Name
 
@@ -22,7 +22,7 @@ NUMBERED = re.compile(r"(.+?)(?: \(\d+\)| - copy)")  # as file managers name ano
 def class_lines(classes: Listing) -> list[str]:
     """All classes with their numbers of images, on as many lines as the terminal needs."""
     entries = [f"{name} {len(files)}" for name, files in classes.items()]
-    width, lines = shutil.get_terminal_size().columns, [f"{len(classes)} class{'es' * (len(classes) != 1)}:"]
+    width, lines = shutil.get_terminal_size().columns, [f"{count_text(len(classes), 'class', 'classes')}:"]
     for entry, end in zip(entries, [","] * (len(entries) - 1) + ["."], strict=True):
         if len(lines[-1]) + 1 + len(entry + end) > width:
             lines.append(" ")
@@ -50,7 +50,8 @@ def _rare(classes: Listing) -> list[str]:
     most = max(map(len, classes.values()))
     counts = {name: len(files) for name, files in classes.items() if FAR_FEWER * len(files) < most}
     return [
-        f"{name} ({count} image{'s' * (count != 1)}, the largest class has {most})" for name, count in counts.items()
+        f"{name} ({count_text(count, 'image', 'images')}, the largest class has {most})"
+        for name, count in counts.items()
     ]
 
 

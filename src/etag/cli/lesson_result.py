@@ -17,7 +17,7 @@ NAMED = 5  # classes of a lesson in one line
 
 def print_lesson(model: Path, result: "LessonResult", quiet: bool = False) -> None:
     """Print what was learned and what is known of old classes; only warnings if `quiet`."""
-    from etag.core.text import data_size, duration
+    from etag.core.text import count_text, data_size, duration
     from etag.learner.calibration import ENOUGH
     from etag.learner.model_directory import ModelDirectory
 
@@ -26,7 +26,8 @@ def print_lesson(model: Path, result: "LessonResult", quiet: bool = False) -> No
             _print_harm(model, result.about.parent, result.update)
         return
     lesson, verb = result.lesson, "learned" if result.update is None else "updated"
-    echo(f"{verb} {_classes(len(lesson.classes))} with {lesson.images} images in {duration(lesson.seconds)}.")
+    classes = count_text(len(lesson.classes), "class", "classes")
+    echo(f"{verb} {classes} with {lesson.images} images in {duration(lesson.seconds)}.")
     _print_held_out(result)
     if result.update is not None:
         _print_update(model, result.about.parent, result.update)
@@ -109,16 +110,8 @@ def _print_harm(model: Path, parent: int | None, report: "UpdateReport") -> None
 def print_evaluation_by_lesson(about: "ModelInfo", folder: Path, evaluation: "FolderEvaluation") -> None:
     """Print the accuracy on a user's own labeled images, lesson by lesson."""
     echo(f"'{folder}': {evaluation.accuracy:.1%} of {evaluation.images} images are classified correctly, by lesson:")
-    for number, past in enumerate(about.history, start=1):
-        own = [evaluation.per_class[name] for name in past.classes if name in evaluation.per_class]
-        if past.kind == "learn" and own:
-            images = sum(count for count, _ in own)
-            accuracy = sum(count * share for count, share in own) / images
-            echo(f"  {accuracy:6.1%}  of {images:5}  lesson {number} ({_names(past.classes)})")
-
-
-def _classes(count: int) -> str:
-    return "1 class" if count == 1 else f"{count} classes"
+    for number, classes, right, images in evaluation.by_lesson(about):
+        echo(f"  {right / images:6.1%}  of {images:5}  lesson {number} ({_names(classes)})")
 
 
 def _names(classes: "tuple[object, ...]") -> str:

@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from etag.core.errors import EtagError
 from etag.core.files import checksum, make_folder, read_file, remove, write_atomically
 from etag.core.options import RuntimeOptions
+from etag.core.text import count_text
 
 MAX_BYTES = 1 << 20  # of a file here
 
@@ -28,7 +29,7 @@ class UnfinishedLesson:
 
     def __str__(self) -> str:
         kind = "an update of" if self.update else "learning"
-        classes = "1 class" if self.classes == 1 else f"{self.classes} classes"
+        classes = count_text(self.classes, "class", "classes")
         where = f" from '{self.folder}'" if self.folder else ""
         return f"{kind} {classes}{where}, begun {self.began}, about {self.done:.0%} done"
 
